@@ -35,13 +35,16 @@ from chaos_study import HAZARDS, Place, allowed, find, in_own_namespace, objects
 from harness import Rows, conditions
 from mlflow import MlflowClient
 
+import wattune
+from wattune.api.environment import git_commit
 from wattune.orchestrate.ray_folder import remove_left
 from wattune.storage.study import StudyFolder
 from wattune.tracking.copies import Sent
 from wattune.tracking.run import TRIAL_TAG, is_whole
+from wattune.version import __version__
 
 COLUMNS = ["study", "hazard", "num_before", "hit", "call_s", "held_s", "num_calls", "num_trials"]
-COLUMNS += ["finished", "recover_s", "study_s", "breaches"]
+COLUMNS += ["finished", "recover_s", "study_s", "breaches", "machine", "version"]
 """Of the table: `study` is seed and number, `num_before` counts the hazards the study met before this one."""
 
 KINDS = ("lost", "changed", "twice", "blamed", "unreadable", "unfinished", "hangs", "not sent", "left behind")
@@ -381,7 +384,9 @@ def met(label: str, hazards: list[str], folder: Path) -> list[dict[str, Any]]:
         place.close(keep=bool(watched.breaches))
     if watched.breaches and not watched.rows:
         watched.rows.append(dict.fromkeys(COLUMNS, "") | {"study": label, "hazard": hazards[0], "num_before": 0})
+    version = f"{__version__} {git_commit(Path(wattune.__file__).parent)[:8]}".strip()
     for row in watched.rows:
+        row |= {"machine": f"{os.cpu_count()} processors", "version": version}
         row["breaches"] = "; ".join(watched.breaches) or "none"
     print(f"{label}: {len(watched.rows)} of {hazards}, {watched.rows[-1] if watched.rows else 'none met'}", flush=True)
     return watched.rows

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,10 @@ from typing import Any
 
 import psutil
 import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "fakes"))
+from mlflow_server import free_port
+from raylet_cluster import raylet_cluster
 
 MARK = "WATTUNE_CHAOS"
 """Variable that every process of a study inherits: its value is the study's."""
@@ -34,12 +39,16 @@ PROCESSES = {
     "worker": "RayTrainWorker",
     "lane actor": "LaneKeeper",
     "result maker": "ray::Aside",
+    "node post": "ray::Post",
     "telemetry actor": "TelemetryActor",
     "sampler": "wattune.telemetry.sampler",
     "raylet": "raylet/raylet",
     "gcs": "gcs/gcs_server",
 }
 """Kinds of a study's processes, with a text in their command lines."""
+
+STANDING = ("raylet", "gcs")
+"""Kinds that a cluster has without the study. One with a node beside the head's, which has a post, is only joined."""
 
 SERVERS = {"mlflow server": "mlflow", "storage server": "moto.server"}
 """Servers a study sends its results to, with a text in their command lines."""
@@ -122,14 +131,6 @@ def find(kind: str, mark: str, driver: int) -> list[psutil.Process]:
         if process.pid == driver if kind == "driver" else process.pid != driver and PROCESSES[kind] in words:
             found.append(process)
     return found
-
-
-def free_port() -> int:
-    """Returns a port that is free now, not one that the kernel gives out to connections."""
-    for port in random.sample(range(20_000, 32_768), 100):
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise RuntimeError("a hundred ports in a row are taken; close some")
 
 
 @dataclass
@@ -224,6 +225,9 @@ class Place:
         self.clock: Path | None = None
         if set(hazards) & set(CLOCKS):
             self._make_clock()
+        self.joins, self.cluster, self.began_at = "node post" in hazards, contextlib.ExitStack(), b""
+        if self.joins:
+            self.environment["RAY_AUTH_MODE"] = "disabled"
 
     def _use(self, kind: str, port: int) -> None:
         if kind == "mlflow server":
@@ -253,10 +257,22 @@ class Place:
             file.write(struct.pack("<q", offset_s))
 
     def start(self, verb: str, *arguments: str, log: Path, **settings: Any) -> "subprocess.Popen[bytes]":
-        """Starts a command of wattune's, its standard error in a log."""
+        """Starts a command of wattune's, its standard error in a log; first a cluster to join, if it is gone."""
+        joined = ["--address", self._address()] if self.joins and verb == "run" else []
         with open(log, "ab") as said:
-            command = [sys.executable, "-m", "wattune", verb, *arguments, *self.options, "--json"]
+            command = [sys.executable, "-m", "wattune", verb, *arguments, *self.options, *joined, "--json"]
             return subprocess.Popen(command, env=self.environment, stdout=subprocess.PIPE, stderr=said, **settings)
+
+    def _address(self) -> str:
+        """Returns where the cluster is that the study joins: a head without processors, and a node for the ranks."""
+        alive = Counter(kind for kind in STANDING for _ in find(kind, self.mark, 0))
+        offset = self.clock.read_bytes() if self.clock else b""  # Ray places nothing for as long as it was set back
+        if alive != {"raylet": 2, "gcs": 1} or offset != self.began_at:
+            self.cluster.close()
+            self.raylets = self.cluster.enter_context(raylet_cluster(self.folder, self.environment))
+            self.raylets("add node")
+            self.began_at = offset
+        return self.raylets.address
 
     def tracking_uri(self) -> str:
         """Returns the address of the study's tracking store."""
@@ -313,12 +329,14 @@ class Place:
                 filler.unlink()
 
     def left(self) -> list[str]:
-        """Lists what is in the temporary folder and in shared memory.
+        """Lists what is in the temporary folder and in shared memory, after the end of a cluster that was joined.
 
         Compiled kernels stay on purpose, MLflow keeps an empty lock for each database, and the folders that every
         study of a user shares stay empty. After an error the latest cluster's folder stays for a day, for the logs
         that the message names.
         """
+        self.cluster.close()
+        shutil.rmtree(self.temporary / "ray", ignore_errors=True)
         shared = f"wattune-{os.getuid()}"
         log = self.folder / "log.txt"
         said = log.read_text() if log.exists() else ""
@@ -342,14 +360,21 @@ class Place:
     def remaining(self) -> list[psutil.Process]:
         """Returns the processes that live on after the study, beyond the time they may."""
         deadline_s = time.monotonic() + GONE_WITHIN_S
-        while (alive := own(self.mark)) and time.monotonic() < deadline_s:
+        while (alive := self._alive()) and time.monotonic() < deadline_s:
             time.sleep(0.2)
         return alive
+
+    def _alive(self) -> list[psutil.Process]:
+        """Lists the study's processes; those of a cluster that it joined are not its own."""
+        if not self.joins:
+            return own(self.mark)
+        return [one for kind in PROCESSES.keys() - STANDING for one in find(kind, self.mark, 0)]
 
     def close(self, *, keep: bool) -> None:
         """Ends the servers and the processes that are left, and unmounts; keeps the study's files if asked to."""
         for server in self.servers.values():
             server.kill()
+        self.cluster.close()
         for process in own(self.mark):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
