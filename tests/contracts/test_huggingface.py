@@ -201,7 +201,7 @@ def weight(name: str, shape: torch.Size, model: ModelSpec) -> Tensor:
     if module in GPT2_NAMES:
         parts = [f"layers.{layer}.{one}.{kind}" for one in GPT2_NAMES[module].split()]
         *columns, rows = shape  # its Conv1D holds [in, out], and queries, keys and values beside each other
-        return torch.cat([drawn(one, [rows // len(parts), *columns]) for one in parts]).T
+        return torch.cat([drawn(one, [rows // len(parts), *columns]) for one in parts]).movedim(0, -1)
     known = NAMES | AFTER if model.norm_place == "after" else NAMES
     own = drawn(f"layers.{layer}.{known[module]}.{kind}", shape)
     return interleaved(own, known[module], model) if model.is_latent else own

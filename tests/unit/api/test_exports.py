@@ -6,7 +6,6 @@ import json
 import math
 from pathlib import Path
 
-import duckdb
 import pyarrow.parquet as pq
 import pytest
 from small_study import make_study
@@ -45,14 +44,6 @@ def test_repeats_are_what_was_measured_and_trials_how_they_rank(study: wattune.S
     assert [row["verdict"] for row in trials["rows"]] == ["feasible", "infeasible", "failed"]
     assert trials["objective"] == "maximize tokens_per_s"
     assert trials["rows"][0]["node_device_power_peak_1s_w <= 3000: slack"] > 0
-
-
-def test_another_tool_reads_it(study: wattune.Study, tmp_path: Path) -> None:
-    (tmp_path / "all.parquet").write_bytes(api.export(study, "parquet"))
-    found = duckdb.sql(
-        f"select label, tokens_per_s from '{tmp_path}/all.parquet' order by tokens_per_s desc nulls last"
-    )
-    assert found.fetchall()[0][0] == "dp4 mbs1 overlap=grad_param"
 
 
 def test_what_cannot_be_read_is_named_in_the_file(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Previews of a run, and bounds that are refused: nothing is started, nothing is written."""
 
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -220,19 +219,6 @@ def test_a_bound_that_is_none_and_a_status_that_cannot_run_again_are_refused_bef
 def stored(tmp_path: Path, store_in: Callable[[Path], str]) -> None:
     """The storage has a tracking store: making one takes most of what a run of no hours does."""
     store_in(tmp_path)
-
-
-@pytest.mark.usefixtures("stored")
-def test_a_run_of_no_hours_ranks_what_is_there(tmp_path: Path) -> None:
-    outcome = wattune.run_study(SPACE, storage=str(tmp_path), max_hours=0.0)
-    assert (outcome.finished, outcome.ending) == (False, "budget")
-    assert outcome.num_left >= 10 and outcome.ranking.trials == ()
-    assert outcome.study.metrics().num_rows == 0 and outcome.study.space["study"] == "cpu_smoke"
-    assert outcome.report_path.is_file()
-    again, before = wattune.plan(outcome.study.space), wattune.plan(SPACE)
-    assert [one.trial_id for one in again.kept] == [one.trial_id for one in before.kept]
-    shutil.rmtree(outcome.study.path / "trials", ignore_errors=True)
-    assert wattune.load_study("cpu_smoke", storage=str(tmp_path)).trials() == []
 
 
 @pytest.mark.usefixtures("stored")
