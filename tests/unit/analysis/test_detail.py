@@ -58,13 +58,6 @@ def test_throttling_is_told_by_cause_with_the_clock_lost_and_the_temperature_whe
     assert metrics["throttle_loss_frac"] == pytest.approx(0.25 * 7 / 20, abs=2e-3)
 
 
-def test_a_cause_without_lost_clock_is_no_stretch(bench):
-    columns = {**capped(FAST_S), "sm_clock_mhz": np.full(len(FAST_S), 1990.0)}
-    aligned = align({"fast": fast(bench, **columns)}, bench.steps([GPU, TWIN]), MANIFESTS)
-    found = stretches(aligned.tiers["fast"][GPU], 2000.0, aligned.duration_s)
-    assert sum(len(one["start_s"]) for one in found.values()) == 0
-
-
 def whole(bench):
     waves = {GPU: lambda t: np.where(np.mod(t + 0.01, 4) < 1, 700.0, 300.0)}
     waves[TWIN] = lambda t: 400.0 + 0.01 * np.sin(99 * t)  # a sensor that stays at one value beside others sticks
@@ -90,18 +83,6 @@ def test_slots_and_their_temperatures_over_time(bench):
     )
     middle_s = heat["start_s"].to_numpy() + 20 / NUM_TIMES / 2
     assert heat["temp_mean_c"].to_numpy() == pytest.approx(40 + middle_s, abs=1e-4)
-
-
-def test_excursions_are_listed_as_they_are_counted(bench):
-    spans, tables = whole(bench)
-    found, metrics = detail(spans, tables, MANIFESTS), summarize(run_data(None, spans, tables, MANIFESTS)).metrics
-    assert found.excursions.num_rows == metrics["excursion_count"] == 5
-    assert set(found.excursions["device"].to_pylist()) == {"gpu0"}
-    starts_s, ends_s = (found.excursions[name].to_numpy() for name in ("start_s", "end_s"))
-    assert np.diff(starts_s[1:]) == pytest.approx([4.0] * 3, abs=0.01)
-    assert ends_s[1:-1] - starts_s[1:-1] == pytest.approx([1.0] * 3, abs=0.06)
-    assert found.excursions["peak_w"].to_pylist() == pytest.approx([700.0] * 5)
-    assert sum(found.excursions["energy_j"].to_pylist()) == pytest.approx(metrics["excursion_energy_j"])
 
 
 def test_excursions_that_cross_blocks_are_one(bench, monkeypatch):

@@ -8,8 +8,6 @@ import pytest
 from runs import constant, run_data
 from specs import trial_spec
 
-from wattune.analysis.run_data import clocks_and_temperatures
-from wattune.analysis.signals.align import align
 from wattune.analysis.summary import summarize
 from wattune.plans.axes import Plan
 from wattune.run import NO_NUMBERS
@@ -53,10 +51,6 @@ def test_a_late_change_is_no_steady_state_and_nothing_is_left_out(bench):
     found = summarize(run_data(None, bench.spans(rows), {"ring": bench.ring({GPU: constant(100)}, end_s=30.0)}, {}))
     assert {"no_steady_state"} <= set(found.quality_reasons)
     assert found.numbers.window_s == 23.6 and found.quality != "publishable"
-
-
-def test_without_a_window_nothing_is_examined(bench):
-    assert run_data(None, None, {"ring": bench.ring({GPU: constant(100)})}, {}).examined is None
 
 
 SPEC = trial_spec(on="1x2 h200_sxm", seq_len=1024, batch=8, plan=Plan(tp=2))
@@ -132,33 +126,6 @@ def test_the_measured_stages_divide_the_waiting_of_a_profiled_pipeline(bench):
     alone = run_data(spec, bench.steps([GPU, TWIN]), {}, {}, kernels=stage_kernels()).examined
     assert alone.profiled == pytest.approx({"compute": 0.5, "wait": 0.5, "other": 0.0})
     assert alone.profiled_metrics == pytest.approx({"compute_frac": 0.5, "other_frac": 0.0})
-
-
-def test_spans_that_can_divide_a_step_go_before_kernels(bench):
-    rows = []
-    for rank, device in enumerate((GPU, TWIN)):
-        for step in range(20):
-            rows += [
-                (device, rank, step, "step", step, step + 1.0),
-                (device, rank, step, "forward", step, step + 0.8),
-                (device, rank, step, "wait", step + 0.8, step + 1.0),
-            ]
-    found = run_data(replace(SPEC, plan=Plan()), bench.spans(rows), {}, {}, kernels=kernels()).examined
-    assert found.division is not None and (found.profiled, found.profiled_metrics) == ({}, {})
-
-
-def test_temperatures_and_throttling_are_of_all_devices_or_of_none(bench):
-    time_s = np.arange(-1.0, 21.0, 0.1)
-    fast = {"time_s": time_s, "gpu_temp_c": np.full(len(time_s), 60.0), "sm_clock_mhz": np.full(len(time_s), 1980.0)}
-    fast["event_reasons"] = np.zeros(len(time_s), np.uint64)
-    both = align({"fast": bench.tier("fast", {GPU: fast, TWIN: fast})}, bench.steps([GPU, TWIN]), {})
-    core, throttles = clocks_and_temperatures(both, 1980.0)
-    assert set(core) == set(throttles) == {GPU, TWIN} and core[GPU].mean_c == pytest.approx(60.0)
-    assert clocks_and_temperatures(both, None)[1] == {}, "nobody knows the maximum clock"
-    cold = {name: values for name, values in fast.items() if name != "gpu_temp_c"}
-    one = align({"fast": bench.tier("fast", {GPU: fast, TWIN: cold})}, bench.steps([GPU, TWIN]), {})
-    core, throttles = clocks_and_temperatures(one, 1980.0)
-    assert (core, set(throttles)) == ({}, {GPU, TWIN})
 
 
 def test_the_first_step_is_told_apart_and_what_it_compiled(bench):

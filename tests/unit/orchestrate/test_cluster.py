@@ -125,15 +125,6 @@ def test_a_product_of_the_catalog_needs_no_label() -> None:
     assert node("a", 8, 2, ("NVIDIA H200",), **{"wattune.io/device": "cpu"}).device == "cpu", "its processors are meant"
 
 
-def test_processors_of_a_gpu_node_serve_where_there_are_no_others() -> None:
-    """A study on `cpu` runs on a lone GPU machine; where there are nodes without GPUs it leaves the others alone."""
-    spec = ClusterSpec(device="cpu", devices_per_node=2)
-    assert [one.name for one in cluster(node("a", 8, 4, **H200)).fitting(spec)] == ["a"]
-    assert [one.name for one in cluster(node("a", 8, 4, **H200), node("b", 4)).fitting(spec)] == ["b"]
-    head = node("head", 0)
-    assert cluster(head, node("w", 4, **{"wattune.io/device": "h200_sxm"})).fitting(spec) == []
-
-
 def test_a_part_of_a_cluster_still_knows_its_driver() -> None:
     whole = cluster(node("head", 2), node("a", 2), node("b", 2))
     part = whole.only([whole.nodes[2]])

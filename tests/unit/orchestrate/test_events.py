@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 
 from wattune.catalog.hardware import ClusterSpec
-from wattune.orchestrate.events import Preview, RaceStep, TrialEvent
+from wattune.orchestrate.events import Preview, RaceStep
 from wattune.run import RunStatus
-from wattune.trial import TrialSpec
 
 ONE = ClusterSpec(device="cpu", devices_per_node=1)
 EIGHT = ClusterSpec(device="h200_sxm", num_nodes=2, devices_per_node=4)
@@ -30,16 +29,6 @@ def test_device_seconds_count_every_device_of_a_cluster() -> None:
     event = preview({ONE: 30.0, EIGHT: 10.0}, {ONE: 30.0})
     assert (event.device_s, event.device_now_s) == (30 + 8 * 10, 30)
     assert preview({}, {}).device_s == 0
-
-
-def test_trials_that_are_done_are_counted_whatever_their_status() -> None:
-    assert preview({}, {}).num_done == 5
-
-
-def test_two_events_are_equal_whoever_is_asked_for_their_progress(specs: list[TrialSpec]) -> None:
-    first, second = (TrialEvent(kind="started", spec=specs[0], repeat=0, progress=ask) for ask in (lambda: None, None))
-    assert first == second
-    assert first != TrialEvent(kind="started", spec=specs[0], repeat=1)
 
 
 def test_a_step_of_a_race_names_nobody_where_nobody_can_be_the_best() -> None:

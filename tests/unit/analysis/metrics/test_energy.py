@@ -17,11 +17,6 @@ GPU = ("n0", "gpu0")
 TWIN = ("n0", "gpu1")
 
 
-def sawtooth(time_s):
-    """0 to 600 W every 2 s, each fall in the middle between two samples, where the trapezoid is exact."""
-    return 300.0 * np.mod(time_s + 0.01, 2.0)
-
-
 def aligned_ring(bench, waves, manifests=None, *, more=None, **ring):
     tables = {"ring": bench.ring(waves, **ring), **(more or {})}
     return align(tables, bench.steps(list(waves)), manifests or {})
@@ -33,17 +28,6 @@ def test_a_constant_of_400_w_for_20_s_is_8_kj(bench):
     assert found.usable
     assert total_energy_j(found, aligned.duration_s) == pytest.approx(8000.0)
     assert found.traces[0].sensor_period_s == pytest.approx(0.02)
-
-
-def test_a_sawtooth_has_its_closed_form_energy(bench):
-    aligned = aligned_ring(bench, {GPU: sawtooth})
-    assert total_energy_j(powers(aligned), 20.0) == pytest.approx(300.0 * 20.0, rel=1e-6)
-
-
-def test_a_ramp_is_clipped_by_interpolation(bench):
-    tables = {"ring": bench.ring({GPU: lambda t: 100 + 10 * t}, period_s=0.5, start_s=-1.3)}
-    aligned = align(tables, bench.steps([GPU], num_steps=1), {})
-    assert total_energy_j(powers(aligned), 1.0) == pytest.approx(105.0)
 
 
 def test_the_longest_hold_is_odd_where_it_is_long_and_readings_are_above_and_below_it(bench):
@@ -68,10 +52,6 @@ def test_the_longest_hold_is_odd_where_it_is_long_and_readings_are_above_and_bel
     assert trace.hold[2:] == (400.0, 1001) and not trace.hold_is_odd, "nothing beside it"
     (trace,) = powers(aligned_ring(bench, {GPU: lambda time_s: np.where(time_s < 0.5, 300 + time_s, 400.0)})).traces
     assert trace.hold[2] == 400.0 and not trace.hold_is_odd, "too little beside it"
-
-
-def test_nodes_are_named_once(bench):
-    assert powers(aligned_ring(bench, dict.fromkeys([("n1", "gpu0"), GPU, TWIN], constant(400)))).nodes == ["n0", "n1"]
 
 
 def test_energy_per_step_and_token(bench):
@@ -112,11 +92,6 @@ def test_devices_of_one_power_domain_are_counted_once(bench):
         assert found.traces[0].share == 2
 
 
-def test_a_device_without_power_makes_the_set_unusable(bench):
-    aligned = align({"ring": bench.ring({GPU: constant(400)})}, bench.steps([GPU, TWIN]), {})
-    assert not powers(aligned).usable
-
-
 def test_instant_power_stands_in_where_there_is_no_ring_at_the_period_it_changes(bench):
     time_s = np.arange(-1.0, 21.0, 0.05)
     stepping = np.floor(time_s / 0.1)  # a new value every second reading
@@ -140,13 +115,6 @@ def test_instant_power_stands_in_for_a_ring_that_misses_a_tenth_of_the_window(be
     assert found.traces[0].coverage_frac == pytest.approx(1.0 if source == "fast" else 0.925, abs=2e-3)
     assert found.traces[0].stands_in == (source == "fast")
     assert seen == [source == "ring"], "one series of a sensor is looked at"
-
-
-def test_of_two_series_that_both_fall_short_the_finer_one_says_by_how_much(bench):
-    time_s = np.arange(-1.0, 10.0, 0.05)
-    fast = bench.tier("fast", {GPU: {"time_s": time_s, "power_instant_w": np.arange(len(time_s)) % 7}})
-    found = powers(aligned_ring(bench, {GPU: constant(400)}, more={"fast": fast}, end_s=12.0))
-    assert not found.usable and found.traces[0].from_ring
 
 
 def counter(values, times=None):

@@ -48,12 +48,6 @@ def trial(bench, *, clocks=(1900,) * 4, watts=(600.0,) * 4, busy_s=(0.7,) * 4, s
     return summarize(run_data(spec_ or spec(), bench.spans(spans), tables, {}))
 
 
-def test_like_devices_are_no_outliers(bench):
-    found = trial(bench, clocks=(1900, 1890, 1910, 1750), watts=(600, 610, 590, 640), busy_s=(0.7, 0.72, 0.69, 0.75))
-    assert found.metrics["device_outlier_frac"] == pytest.approx(1900 / 1750 - 1, abs=1e-3)
-    assert found.quality == PUBLISHABLE and "outlier" not in found.tags
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -74,16 +68,6 @@ def test_what_sound_devices_vary_by_is_publishable_and_more_is_indicative(bench)
         (1900 / (1 + 0.9 * BROKEN_FRAC), INDICATIVE),
     ):
         assert trial(bench, clocks=(1900, 1900, 1900, slow_mhz)).quality == quality
-
-
-def test_stages_of_a_pipeline_may_differ_as_they_like(bench):
-    stages = {"clocks": (1900, 1900, 900, 900), "watts": (650.0, 650.0, 300.0, 300.0), "busy_s": (0.9, 0.9, 0.3, 0.3)}
-    found = trial(bench, **stages, spec_=spec(Plan(pp=2)))
-    assert found.quality == PUBLISHABLE
-    assert found.metrics["device_outlier_frac"] == pytest.approx(0.0, abs=1e-9)
-    assert trial(bench, **stages, spec_=spec(Plan())).quality == INVALID
-    # Inside a stage they may not.
-    assert trial(bench, clocks=(1900, 500, 900, 900), spec_=spec(Plan(pp=2))).quality == INVALID
 
 
 def test_a_layout_the_plan_makes_uneven_is_no_broken_device(bench):
@@ -121,17 +105,6 @@ def test_slices_of_a_tensor_are_compared_between_replicas_alone(bench):
     assert trial(bench, clocks=(1950, 1950, 1950, 1100), spec_=spec(Plan(tp=2))).quality == INVALID
     alone = trial(bench, **slices, spec_=spec(Plan(tp=2, pp=2)))
     assert "device_outlier_frac" not in alone.metrics and alone.quality == PUBLISHABLE
-
-
-def test_a_stage_of_one_device_has_no_peers(bench):
-    found = trial(bench, clocks=(1900, 1000, 1900, 1000), spec_=spec(Plan(pp=4)))
-    assert "device_outlier_frac" not in found.metrics
-
-
-def test_of_two_devices_both_are_named_as_either_may_be_at_fault(bench):
-    found = trial(bench, clocks=(1900, 600), watts=(600.0, 600.0), busy_s=(0.5, 0.5), spec_=spec(num_devices=2))
-    assert found.quality == INVALID
-    assert found.metrics["device_outlier_frac"] == pytest.approx(1900 / 600 - 1, rel=1e-3)
 
 
 def test_processes_on_a_hosts_processors_are_not_compared(bench):

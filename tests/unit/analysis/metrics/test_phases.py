@@ -44,27 +44,11 @@ def test_every_phase_has_its_time_and_the_energy_under_it(bench):
     assert by_phase(table, "resolved_frac") == pytest.approx(dict.fromkeys(expected_j, 1.0))
 
 
-def test_phases_shorter_than_the_sensor_are_not_called_resolved(bench):
-    rows = [(GPU, 0, 0, "step", 0.0, 2.0)]
-    rows += [(GPU, 0, 0, "forward" if i % 2 else "backward", i / 100, (i + 1) / 100) for i in range(200)]
-    aligned, traces, ways = looked_at(bench, rows, {GPU: constant(100)})
-    assert by_phase(phase_table(aligned, traces, ways), "resolved_frac") == {"forward": 0.0, "backward": 0.0}
-
-
 def test_steps_divide_the_window_and_what_is_between_belongs_to_the_step_before(bench):
     rows = [(GPU, 0, 0, "step", 0.0, 1.0), (GPU, 0, 1, "step", 1.5, 2.0), (GPU, 0, 2, "step", 2.0, 4.0)]
     aligned, traces, _ = looked_at(bench, rows, {GPU: constant(200)})
     assert step_energies_j(aligned, traces) == pytest.approx([300.0, 100.0, 400.0])
     assert step_table(aligned, traces)["time_s"].to_pylist() == pytest.approx([1.0, 0.5, 2.0])
-
-
-def test_two_gcds_of_one_package_share_its_energy(bench):
-    manifests = {"n0": {"devices": {name: {"power_domain": "p"} for name in ("gpu0", "gpu1")}}}
-    rows = step() + step(TWIN, 1)
-    aligned, traces, ways = looked_at(bench, rows, {GPU: constant(300), TWIN: constant(300)}, manifests)
-    table = phase_table(aligned, traces, ways)
-    assert pc.sum(table["energy_j"]).as_py() == pytest.approx(600.0)
-    assert pc.sum(table.filter(pc.equal(table["rank"], 1))["energy_j"]).as_py() == pytest.approx(300.0)
 
 
 def test_without_usable_power_energies_are_null_and_times_are_not(bench):

@@ -1,7 +1,6 @@
 """Peaks, coincidence, ramps and swing of waves whose answers are known."""
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from wattune.analysis.metrics.power import power_metrics, powers_together
@@ -33,12 +32,6 @@ def test_a_square_wave_has_its_high_level_as_peak_half_way_as_mean_and_its_edge_
     assert metrics["power_ramp_max_w_per_s"] == pytest.approx(760.0 / 0.1)
 
 
-def test_a_window_longer_than_the_pulse_averages_it(bench):
-    metrics = metrics_of(bench, {"ring": bench.ring({GPU: square(period_s=1.0)})}, [GPU])
-    assert metrics["device_power_peak_100ms_w"] == pytest.approx(900.0)
-    assert metrics["device_power_peak_1s_w"] == pytest.approx(500.0, rel=1e-3)
-
-
 def test_the_mean_is_over_devices_and_the_peak_the_worst_ones(bench):
     waves = {GPU: square(high=900.0), TWIN: square(high=300.0)}
     metrics = metrics_of(bench, {"ring": bench.ring(waves)}, list(waves))
@@ -58,14 +51,6 @@ def test_two_nodes_in_and_out_of_phase(make_bench, phase_s, peak_w, coincidence)
     assert metrics["cluster_device_power_peak_1s_w"] == pytest.approx(peak_w)
     assert metrics["power_coincidence_frac"] == pytest.approx(coincidence)
     assert metrics["node_device_power_peak_1s_w"] == pytest.approx(900.0)
-
-
-def test_two_devices_of_a_node_add_up_only_when_together(bench):
-    together = metrics_of(bench, {"ring": bench.ring({GPU: square(), TWIN: square()})}, [GPU, TWIN])
-    apart = metrics_of(bench, {"ring": bench.ring({GPU: square(), TWIN: square(PERIOD_S / 2)})}, [GPU, TWIN])
-    assert together["node_device_power_peak_100ms_w"] == pytest.approx(1800.0)
-    assert apart["node_device_power_peak_100ms_w"] == pytest.approx(1000.0)
-    assert apart["power_ramp_max_w_per_s"] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_shared_package_is_summed_once_and_split_between_its_devices(bench):
@@ -118,14 +103,6 @@ def test_what_the_sensor_does_not_resolve_is_absent(bench):
     assert "device_power_peak_100ms_w" not in metrics
     assert "power_ramp_max_w_per_s" not in metrics
     assert metrics["device_power_peak_1s_w"] == pytest.approx(900.0)
-
-
-def test_one_coarse_sensor_hides_the_peaks_of_the_sum(bench):
-    fine = bench.ring({GPU: square()})
-    coarse = bench.ring({TWIN: square()}, period_s=0.2)
-    metrics = metrics_of(bench, {"ring": pa.concat_tables([fine, coarse])}, [GPU, TWIN])
-    assert "node_device_power_peak_100ms_w" not in metrics
-    assert metrics["node_device_power_peak_1s_w"] == pytest.approx(1800.0)
 
 
 def test_a_window_shorter_than_the_metric_is_absent(bench):

@@ -41,34 +41,12 @@ def test_a_link_that_is_full_whenever_it_communicates_is_saturated(bench):
     assert found.claim == "nvlink (of rated peak)"
 
 
-def test_the_same_traffic_is_not_when_the_whole_step_is_looked_at(bench):
-    traffic = lambda t: np.where(t > 12, 0.85 * RATED, 0.0)  # noqa: E731
-    assert of(bench, traffic, spans=half_communication())["nvlink"].saturated
-    found = of(bench, traffic, spans=half_communication(), divided=False)["nvlink"]
-    assert (found.within, found.saturated) == ("steps", False)
-    assert found.above_frac == pytest.approx(0.4, abs=0.02)
-
-
-def test_short_bursts_and_middling_rates_are_not(bench):
-    assert not of(bench, lambda t: np.where(np.mod(t, 1.0) < 0.3, RATED, 0.0))["nvlink"].saturated
-    assert not of(bench, lambda t: np.full(len(t), 0.7 * RATED))["nvlink"].saturated
-
-
 def test_a_measured_peak_goes_before_the_catalogs_and_has_a_higher_threshold(bench):
     known = {"link_peaks": {"nvlink": 360e9}}
     found = of(bench, lambda t: np.full(len(t), 350e9), known=known)["nvlink"]
     assert (found.peak, found.peak_source, found.threshold_frac, found.saturated) == (360e9, "measured", 0.9, True)
     assert found.claim == "nvlink (of measured peak)"
     assert not of(bench, lambda t: np.full(len(t), 310e9), known=known)["nvlink"].saturated
-
-
-def test_a_peak_that_one_device_lacks_is_the_catalogs(bench):
-    gpus = [GPU, ("n0", "gpu1")]
-    spans = bench.spans([(gpu, rank, 0, "step", 0.0, 20.0) for rank, gpu in enumerate(gpus)])
-    counters = bench.tier("counter", {gpu: {"time_s": TIME_S, "nvlink_tx_bytes": TIME_S + 9.0} for gpu in gpus})
-    for other, peak in (({}, RATED), ({"link_peaks": {"nvlink": 350e9}}, 350e9)):
-        manifests = {"n0": {"devices": {"gpu0": {"link_peaks": {"nvlink": 360e9}}, "gpu1": other}}}
-        assert link_peaks(align({"counter": counters}, spans, manifests), device("h200_sxm"))["nvlink"][0] == peak
 
 
 @pytest.mark.parametrize("sensed", ["h100_nvl", "h100_pcie", "a100_pcie_80gb"])
@@ -120,8 +98,3 @@ def test_units_count_in_shares_of_their_peak_while_computing(bench):
     assert (found["tensor"].within, found["tensor"].saturated) == ("compute", True)
     assert found["tensor"].achieved_frac == pytest.approx(0.93, abs=0.02)
     assert not found["hbm"].saturated
-
-
-def test_a_counter_that_was_set_back_claims_nothing(bench):
-    found = of(bench, lambda t: np.where(t < 5, -RATED, 0.0))["nvlink"]
-    assert found.achieved_frac == 0.0 and not found.saturated

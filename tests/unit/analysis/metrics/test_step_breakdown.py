@@ -46,25 +46,6 @@ def test_data_parallel_waits_for_its_slower_rank_and_then_for_the_network(bench)
     )
 
 
-def test_warm_up_steps_do_not_count(bench):
-    rows = data_parallel(0) + data_parallel(-1, -5.0, slow=0.79)
-    assert decompose(bench, rows, Plan()) == pytest.approx(decompose(bench, data_parallel(0), Plan()))
-
-
-def test_a_pipeline_of_two_stages_has_its_schedules_bubble(bench):
-    """Two micro-batches, forward and backward of 0.1 s each: each stage works 0.4 s of a 0.6 s step."""
-    slots = {
-        0: [("forward", 0), ("forward", 1), ("wait", 2), ("backward", 3), ("wait", 4), ("backward", 5)],
-        1: [("wait", 0), ("forward", 1), ("backward", 2), ("forward", 3), ("backward", 4), ("wait", 5)],
-    }
-    rows = [(rank, 0, name, slot / 10, (slot + 1) / 10) for rank, parts in slots.items() for name, slot in parts]
-    rows += [(rank, 0, "step", 0.0, 0.6) for rank in (0, 1)]
-    metrics = decompose(bench, rows, Plan(pp=2), num_micro_batches=2)
-    assert metrics["compute_frac"] == pytest.approx(2 / 3)
-    assert metrics["bubble_frac"] == pytest.approx(1 / 3)
-    assert metrics["exposed_comm_frac"] + metrics["straggler_frac"] + metrics["other_frac"] == pytest.approx(0.0)
-
-
 def pipeline_rows(slots, step_s, unit_s=0.1, at_s=0.0, ranks=None):
     """Spans of a step from passes such as `F0 0-1`, in units; `F0+` is the second chunk. Between them a stage waits."""
     rows = []
@@ -121,16 +102,6 @@ def test_unequal_stages_idle_for_the_bubble_and_for_their_inequality(bench, slot
     metrics = decompose(bench, pipeline_rows(slots, 1.85), plan, num_micro_batches)
     assert metrics["exposed_comm_frac"] == pytest.approx(1 / 37)
     assert [metrics["bubble_frac"], metrics["straggler_frac"]] == pytest.approx([6 / 37, 6 / 37])
-
-
-def test_slow_messages_between_equal_stages_are_communication(bench):
-    """Two micro-batches, passes of one unit, messages of half a unit: 6 units of schedule, 2 of messages."""
-    slots = ["F0 0-1 F1 1-2 B0 4-5 B1 6.5-7.5", "F0 1.5-2.5 B0 2.5-3.5 F1 3.5-4.5 B1 4.5-5.5"]
-    metrics = decompose(bench, pipeline_rows(slots, 0.8), Plan(pp=2), 2)
-    assert metrics["compute_frac"] == pytest.approx(8 / 16)
-    assert metrics["bubble_frac"] == pytest.approx(4 / 16)
-    assert metrics["exposed_comm_frac"] == pytest.approx(4 / 16)
-    assert metrics["straggler_frac"] == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize(
@@ -203,15 +174,6 @@ def test_marked_micro_batches_say_the_order_whatever_the_schedule(bench):
     metrics = decompose_metrics(divide(marked, steps, Plan(pp=2), num_micro_batches=2))
     assert metrics["bubble_frac"] == pytest.approx(4 / 12)
     assert metrics["exposed_comm_frac"] == pytest.approx(0.0)
-
-
-def test_inequality_that_costs_nothing_is_no_straggler(bench):
-    """One micro-batch passes both stages in turn: however the layers are split, each waits for the other."""
-    rows = pipeline_rows(["F0 0-1 B0 5-6", "F0 1-3 B0 3-5"], 0.6)
-    metrics = decompose(bench, rows, Plan(pp=2), num_micro_batches=1)
-    assert metrics["bubble_frac"] == pytest.approx(0.6 / 1.2)
-    assert metrics["straggler_frac"] == pytest.approx(0.0)
-    assert sum(metrics.values()) == pytest.approx(1.0)
 
 
 def test_a_wait_inside_a_phase_is_wait_and_overlapping_phases_count_once(bench):

@@ -21,7 +21,6 @@ from wattune.analysis.signals.readings import Readings
 from wattune.analysis.signals.series import Series
 
 GPU = ("n0", "gpu0")
-TWIN = ("n0", "gpu1")
 TIME_S = np.arange(-1.0, 21.0, 0.05)
 POWER_CAP, HW_SLOWDOWN, THERMAL, IDLE = 0x4, 0x8, 0x20, 0x1
 FACTS = {"sm_clock_max_mhz": 2000.0, "power_limit_w": 700.0}
@@ -54,29 +53,11 @@ def metrics_of(bench, tables, devices=(GPU,), manifests=MANIFEST, clock_max_mhz=
     return throttle_metrics(aligned, clocks_and_temperatures(aligned, clock_max_mhz, powers(aligned))[1])
 
 
-def test_clock_lost_for_a_quarter_of_the_time(bench):
-    capped = (TIME_S >= 5) & (TIME_S < 10)
-    tables = fast(bench, gpu0=(np.where(capped, 1500, 2000), np.where(capped, POWER_CAP, IDLE)))
-    metrics = metrics_of(bench, tables)
-    assert metrics["throttle_frac"] == pytest.approx(0.25, abs=3e-3)
-    assert metrics["throttle_time_s"] == pytest.approx(5.0, abs=0.06)
-    assert metrics["throttle_loss_frac"] == pytest.approx(0.25 * 0.25, abs=1e-3)
-    assert metrics["throttle_power_frac"] == metrics["throttle_frac"]
-    assert metrics["throttle_thermal_frac"] == metrics["throttle_hw_frac"] == 0.0
-
-
 @pytest.mark.parametrize(("clock_mhz", "cause"), [(1965, POWER_CAP), (1000, IDLE)])
 def test_a_cause_without_lost_clock_and_lost_clock_without_a_cause_are_no_throttling(bench, clock_mhz, cause):
     metrics = metrics_of(bench, fast(bench, gpu0=(clock_mhz, cause)))
     assert metrics["throttle_frac"] == metrics["throttle_loss_frac"] == 0.0
     assert metrics["clock_deficit_frac"] == pytest.approx(1 - clock_mhz / 2000)
-
-
-def test_causes_overlap_and_are_counted_once_in_the_whole(bench):
-    metrics = metrics_of(bench, fast(bench, gpu0=(1000, POWER_CAP | THERMAL), gpu1=(1000, HW_SLOWDOWN)), (GPU, TWIN))
-    assert metrics["throttle_frac"] == 1.0
-    assert metrics["throttle_power_frac"] == metrics["throttle_thermal_frac"] == 0.5
-    assert metrics["throttle_hw_frac"] == 0.5
 
 
 def test_high_vendor_bits_do_not_hide_low_ones(bench):
@@ -89,11 +70,6 @@ def test_the_catalogs_clock_stands_in_for_the_manifests(bench):
     assert "throttle_frac" not in metrics_of(bench, tables, manifests=manifests)
     found = metrics_of(bench, tables, manifests=manifests, clock_max_mhz=2000.0)
     assert found["throttle_loss_frac"] == pytest.approx(0.5)
-
-
-def test_one_device_without_readings_makes_it_absent(bench):
-    tables = fast(bench, gpu0=(1000, POWER_CAP))
-    assert metrics_of(bench, tables, (GPU, TWIN)) == {}
 
 
 def test_a_table_without_reasons_says_nothing_of_throttling(bench):
@@ -109,11 +85,6 @@ def test_the_cap_takes_clock_only_where_power_is_near_it(bench, watts, throttled
     assert found["throttle_frac"] == found["throttle_power_frac"] == throttled
     assert found["throttle_power_loss_frac"] == pytest.approx(0.25 * throttled)
     assert found["clock_deficit_frac"] == pytest.approx(0.25)
-
-
-def test_heat_needs_no_power(bench):
-    found = metrics_of(bench, fast(bench, lambda t: np.full(len(t), 300.0), gpu0=(1500, POWER_CAP | THERMAL)))
-    assert (found["throttle_frac"], found["throttle_thermal_frac"], found["throttle_power_frac"]) == (1.0, 1.0, 0.0)
 
 
 def test_without_power_or_its_limit_nobody_knows_whether_it_was_the_cap(bench):
@@ -150,12 +121,6 @@ def test_near_the_cap_agrees_with_numerical_integration(seed):
     clear = np.abs(means_w / (NEAR_CAP_FRAC * 650.0) - 1) > 1e-4
     assert clear.sum() > 50
     assert near_cap(power, 650.0, at_s)[clear].tolist() == (means_w >= NEAR_CAP_FRAC * 650.0)[clear].tolist()
-
-
-def test_beyond_the_series_nothing_is_known():
-    power = Series(np.array([1.0, 2.0]), np.array([700.0, 700.0]))
-    near = near_cap(power, 700.0, np.array([0.5, 1.0, 2.0, 2.1, 2.5]))
-    assert np.isnan(near[[0, 4]]).all() and near[1:4].tolist() == [1.0, 1.0, 1.0]
 
 
 def some_readings(seed, power, count=150):
@@ -237,8 +202,3 @@ def test_a_counter_a_step_ahead_is_all_of_the_time_and_no_more(bench):
 def test_a_counter_that_outruns_time_counts_something_else(bench):
     assert "power_cap_active_frac" not in metrics_of(bench, counters(bench, lambda t: 2e9 * t))
     assert "thermal_active_frac" not in metrics_of(bench, counters(bench, np.zeros_like, lambda t: 3e9 * t))
-
-
-def test_software_and_hardware_slowing_down_at_once_are_all_of_the_time(bench):
-    """One column sums both; that metric must not go where it is worst."""
-    assert metrics_of(bench, counters(bench, np.zeros_like, lambda t: 1.7e9 * t))["thermal_active_frac"] == 1.0

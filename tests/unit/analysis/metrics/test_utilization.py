@@ -37,14 +37,6 @@ def test_rates_are_means_over_devices_also_across_a_reset(bench, reset_at_s):
     assert not metrics.keys() & {"pcie_bytes_per_s", "dram_active_frac", "nic_bytes_per_s"}
 
 
-def test_a_share_counts_for_the_time_since_the_reading_before(bench):
-    """Readings at -1, 3, 13 and 23 s of a window from 0 to 20 s: three, ten and seven seconds of it."""
-    rows = {"time_s": np.array([-1.0, 3.0, 13.0, 23.0]), "tensor_active_frac": np.array([0.9, 0.2, 0.6, 0.4])}
-    aligned = align({"counter": bench.tier("counter", {DEVICES[0]: rows})}, bench.steps(DEVICES[:1]), {})
-    expected = (3 * 0.2 + 10 * 0.6 + 7 * 0.4) / 20
-    assert use_metrics(aligned, {})["tensor_active_frac"] == pytest.approx(expected)
-
-
 def test_a_recording_has_no_shares_of_peaks(bench):
     assert "nvlink_of_peak_frac" not in use_metrics(align(counter(bench), bench.steps(DEVICES), {}), {})
 

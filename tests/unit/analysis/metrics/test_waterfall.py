@@ -95,12 +95,6 @@ def test_compute_has_the_watts_of_computing_and_waiting_those_of_waiting(bench):
     assert energy_j["exposed_comm"] + energy_j["straggler"] == pytest.approx((0.4 + 0.3) * 200, rel=0.06)
 
 
-def test_a_plan_whose_spans_cannot_tell_is_undivided(bench):
-    found = of(bench, two_steps(), Plan(tp=2), losses=(0.1, 0.1))
-    assert times_s(found) == pytest.approx({"undivided": 0.9, "other": 0.05})
-    assert found.indicative
-
-
 def test_a_profile_divides_what_spans_cannot(bench):
     profiled = {"compute": 0.6, "exposed_comm:tp": 0.25, "exposed_comm:dp": 0.1, "bubble": 0.0}
     found = of(bench, two_steps(), Plan(tp=2), losses=(0.1, 0.1), profiled=profiled)

@@ -72,13 +72,6 @@ def test_merged_sums_are_the_sum_of_all(watts, cut):
     assert (parts.first, parts.sensor_period_s, parts.smoothed_s) == (whole.first, 0.02, (0.02,))
 
 
-def test_a_ramp_is_the_change_between_neighbouring_means():
-    # 100 W until 2 s, then 300 W: means of 100 ms before and after differ by 200 W, that is 2,000 W in a second.
-    edges_s = np.array([0.0, 2.0, 2.0 + 1e-9, 4.0])
-    found = summed(Series(edges_s, np.array([100.0, 100.0, 300.0, 300.0]))).energy
-    assert found.ramp_w_per_s(0.1) == pytest.approx(2000.0, rel=1e-3)
-
-
 @pytest.mark.parametrize(
     ("window_s", "period_s", "known"), [(0.1, 0.05, True), (0.1, 0.0505, False), (0.1, 0.02, True)]
 )

@@ -15,10 +15,6 @@ def test_series_drops_what_is_not_finite_sorts_and_keeps_each_time_once():
     assert found.value.tolist() == [0.0, 10.0, 20.0]
 
 
-def test_one_reading_is_no_series():
-    assert series(np.array([1.0, 2.0]), np.array([5.0, np.inf])) is None
-
-
 def test_clip_interpolates_both_ends_and_never_extrapolates():
     whole = series(np.array([0.0, 1.0, 2.0]), np.array([0.0, 10.0, 0.0]))
     inside = whole.clip(0.5, 1.5)
@@ -45,12 +41,6 @@ def test_the_fast_way_onto_a_grid_is_the_exact_one(steps, num_steps, block):
     assert whole.between(start_s, grid_s[-1]) == pytest.approx(found[-1] - found[0], rel=1e-9, abs=1e-9)
 
 
-def test_cumulative_is_exact_between_samples():
-    whole = series(np.array([0.0, 1.0, 3.0]), np.array([0.0, 10.0, 10.0]))
-    assert whole.cumulative(np.array([0.0, 0.5, 1.0, 2.0, 3.0])).tolist() == [0.0, 1.25, 5.0, 15.0, 25.0]
-    assert whole.integral() == 25.0
-
-
 @given(
     st.lists(st.tuples(st.floats(0.01, 2), st.floats(-100, 100)), min_size=2, max_size=30),
     st.integers(1, 7),
@@ -66,9 +56,3 @@ def test_blocks_change_neither_integral_nor_gaps(steps, block, longer_than_s):
         longest_s, total_s = whole.gaps_s(longer_than_s)
     assert longest_s == widths_s.max()
     assert total_s == pytest.approx(widths_s[widths_s > longer_than_s].sum())
-
-
-def test_the_mean_is_weighted_by_time():
-    # A triangle of 1 s with 10 in the middle, then 3 s at 0: 5 over 4 s.
-    found = series(np.array([0.0, 0.5, 1.0, 4.0]), np.array([0.0, 10.0, 0.0, 0.0]))
-    assert (found.span_s, found.mean()) == (4.0, 1.25)

@@ -11,11 +11,6 @@ GPU = ("n0", "gpu0")
 OTHER = ("n1", "gpu0")
 
 
-def test_a_step_that_one_rank_never_finished_is_not_counted(bench):
-    spans = bench.spans([(GPU, 0, 0, "step", 0, 1), (OTHER, 1, 0, "step", 0, 1), (GPU, 0, 1, "step", 1, 2)])
-    assert align({}, spans, {}).steps.number.tolist() == [0]
-
-
 def test_time_of_a_step_that_a_rank_lacks_is_in_no_rate(bench):
     spans = rows(GPU, 0, *((at, at, at + 1) for at in range(12)))
     spans += rows(OTHER, 1, *((at, at, at + 1) for at in range(12) if at not in (2, 3, 10)))

@@ -159,15 +159,6 @@ def lone(count: int) -> list[Node]:
     return [node_of(f"n{index:03}", f"n{index:03}") for index in range(count)]
 
 
-def test_99_nodes_work_while_a_trial_of_100_waits() -> None:
-    """A small trial runs, one of all nodes comes second, small ones follow: as long as the first runs they use the
-    other 99 nodes, and the large one starts when it would have started without them."""
-    jobs = [Job(1, 100, 100), Job(100, 50, 50), *(Job(1, 50, 50) for _ in range(250))]
-    played = play(lone(100), jobs)
-    before = [number for number, start_s in played.start_s.items() if number > 1 and start_s < played.start_s[1]]
-    assert played.start_s[1] == 100 and len(before) == 2 * 99
-
-
 def test_a_long_trial_starts_beside_the_nodes_that_are_kept_and_not_on_them() -> None:
     jobs = [Job(2, 10, 10), Job(2, 20, 20), Job(1, 1000, 1000), Job(1, 1000, 1000)]
     played = play(lone(3), jobs)
@@ -179,13 +170,6 @@ def test_trials_that_are_too_optimistic_delay_a_large_one_once_only() -> None:
     jobs = [Job(1, 30, 1), Job(2, 30, 1), *(Job(1, 30, 1) for _ in range(50))]
     played = play(lone(2), jobs)
     assert played.promise_s[1] == 1 and played.start_s[1] <= 1 + 30
-
-
-def test_small_trials_that_never_end_as_expected_do_not_starve_a_large_one_for_ever() -> None:
-    """They are expected to end before the promise again and again, since it is far away: then no more."""
-    jobs = [Job(1, 5, 60), Job(2, 30, 1), *(Job(1, 20, 1) for _ in range(200))]
-    played = play(lone(2), jobs)
-    assert played.promise_s[1] == 60 and played.start_s[1] <= 60 + 20
 
 
 def test_kinds_of_devices_that_share_power_do_not_starve_each_other() -> None:

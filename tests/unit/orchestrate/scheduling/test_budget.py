@@ -37,16 +37,6 @@ def test_pace_is_the_median_of_what_was_seen_of_the_kind() -> None:
     assert pace.expected_s(spec(2, engine="other"), 0) == 5
 
 
-def test_a_budget_says_what_is_left_of_it_and_never_less_than_nothing() -> None:
-    now_s = [100.0]
-    budget = Budget(max_hours=0.5, max_trials=3, clock_s=lambda: now_s[0])
-    assert (budget.num_left, budget.left_s) == (3, 1800)
-    budget.spend()
-    now_s[0] += 5000
-    assert (budget.num_left, budget.left_s) == (2, 0)
-    assert Budget().num_left == Budget().left_s == math.inf
-
-
 def test_a_budget_of_device_hours_counts_what_runs_and_what_ran() -> None:
     now_s = [0.0]
     budget = Budget(max_device_hours=1, clock_s=lambda: now_s[0])

@@ -160,27 +160,6 @@ def test_coming_plans_are_those_that_wait_for_the_same_workers(world, make_specs
     assert asks.first()[2] == (*specs,), "a strategy may choose any of them first"
 
 
-def test_a_study_does_not_end_before_the_result_of_its_last_trial(world, specs) -> None:
-    controller = world.controller(specs[:1])
-    running = controller.next("t0")
-    controller.free("t0")
-    assert controller.next("t1") is None and controller.ending is None
-    world.run(controller, running, "t0")
-    assert controller.next("t1") is None and controller.ending == "finished"
-
-
-def test_a_driver_that_dies_while_it_makes_a_result_costs_the_trial_a_second_run(world, specs) -> None:
-    controller = world.controller(specs)
-    first = controller.next("t0")
-    controller.free("t0")
-    second = controller.next("t1")
-    controller.finish("t0", error=True)
-    assert world.result(first.spec).tags[CAUSE_TAG] == Cause.HEAD and world.heard[-1].again
-    world.run(controller, second, "t1")
-    again = controller.next("t2")
-    assert again.spec == first.spec and again.numbers.attempt == 2
-
-
 @pytest.mark.parametrize("arrives", [True, False])
 def test_a_study_that_is_stopped_waits_a_little_for_a_result_that_is_being_made(
     world, specs, monkeypatch, arrives: bool
@@ -282,12 +261,6 @@ def test_only_the_node_at_fault_is_avoided(world, make_specs, new_node) -> None:
     assert controller.next("t1").node_names == ("n0", "n2")
 
 
-def test_where_there_is_no_other_node_the_same_one_is_tried(world, specs) -> None:
-    controller = world.controller(specs)
-    fail(world, controller, controller.next("t0"), "t0", Cause.WORKER_KILLED, nodes=("n0",))
-    assert controller.next("t1").node_names == ("n0",)
-
-
 def test_failures_of_one_kind_in_a_row_stop_it_and_the_rest_goes_on(world, make_specs) -> None:
     torch = make_specs(MOST_ALIKE + 3)
     other = [replace(spec, engine="deepspeed") for spec in make_specs(2)]
@@ -313,14 +286,6 @@ def test_the_death_of_what_drives_all_trials_is_one_failure_of_a_row(world, make
         controller.finish(name, error=True)
     assert {one.trial_id for one in world.drain(controller)} == {spec.trial_id for spec in specs}
     assert controller.ending == "finished" and not controller.stopped
-
-
-def test_failures_of_the_cluster_one_after_another_stop_their_kind(world, make_specs) -> None:
-    controller = world.controller(make_specs(MOST_ALIKE))
-    for number in range(MOST_ALIKE):
-        assert not controller.stopped and controller.next(f"t{number}")
-        controller.finish(f"t{number}", error=True)
-    assert len(controller.stopped) == 1 and controller.next("more") is None and controller.ending == "failures"
 
 
 def end(world, controller, running, tune_id: str, status: RunStatus, reason: str) -> None:
@@ -391,14 +356,6 @@ def test_a_full_disk_stops_the_study_in_order_and_costs_no_result(world, specs, 
     assert len(world.drain(world.controller(specs))) == 3
 
 
-def test_a_result_that_arrived_counts_though_the_driver_died_after_it(world, specs) -> None:
-    controller = world.controller(specs)
-    running = controller.next("t0")
-    world.write(running.spec)
-    controller.finish("t0", error=True)
-    assert world.result(specs[0]).status is RunStatus.COMPLETED
-
-
 def killed(world, spec: TrialSpec) -> None:
     """Leaves what a SIGKILL in the middle of a trial leaves: a specification without a result."""
     folder = world.study.trial(spec.trial_id, 0)
@@ -417,17 +374,6 @@ def test_a_killed_study_repeats_its_running_trial_after_all_others_however_often
         attempts = world.study.trial(specs[0].trial_id, 0).attempts()
         assert [one.status for one in attempts] == [RunStatus.INTERRUPTED] * num_before
     assert sizes(world.drain(controller)) == [2, 4, 1], "it may be the reason that the study ended"
-
-
-def test_a_trial_that_a_person_stopped_has_not_died(world, specs) -> None:
-    for _ in range(4):
-        controller = world.controller(specs)
-        controller.next("t0")
-        controller.interrupt()
-        assert world.result(specs[0]).status is RunStatus.INTERRUPTED
-    killed(world, specs[0])
-    world.controller(specs)
-    assert world.result(specs[0]).status is RunStatus.INTERRUPTED
 
 
 def test_an_interrupt_marks_running_trials_and_keeps_results_that_arrived(world, specs, new_node) -> None:
@@ -506,15 +452,6 @@ def test_lanes_run_side_by_side_and_wait_for_each_other(world, specs, new_node) 
     assert placement.lanes == ("n0", "n1") and placement.num_at_once == 2
 
 
-def test_sets_of_nodes_that_overlap_run_one_after_another(world, make_specs, new_node) -> None:
-    world.nodes.append(new_node("n1"))
-    large = make_specs(1, ClusterSpec(device="cpu", num_nodes=2, devices_per_node=1))
-    world.controller([*make_specs(2), *large])
-    placement = next(event for event in world.heard if isinstance(event, Placement))
-    assert placement.lanes == ("n0", "n1", "n0+n1") and placement.num_at_once == 2
-    assert placement.wall_s == 2 * 15 / 2 + 15
-
-
 def test_a_node_that_dies_takes_its_trial_to_another_one(world, specs, new_node, monkeypatch) -> None:
     monkeypatch.setattr("wattune.orchestrate.scheduling.controller.LOOK_EVERY_S", 0)
     world.nodes.append(new_node("n1"))
@@ -572,51 +509,6 @@ def test_a_study_names_missing_nodes_and_goes_on_with_those_it_has(world, make_s
 
     world.nodes.append(new_node("n2"))
     assert world.drain(world.controller([*small[:1], *large, *small[1:]]))[0].spec == large[0]
-
-
-def test_a_node_that_joins_serves_trials_that_waited_for_it(world, make_specs, new_node, monkeypatch) -> None:
-    monkeypatch.setattr("wattune.orchestrate.scheduling.controller.LOOK_EVERY_S", 0)
-    large, small = make_specs(1, ClusterSpec(device="cpu", num_nodes=2, devices_per_node=1)), make_specs(1)
-    controller = world.controller([*large, *small])
-    running = controller.next("t0")
-    assert running.spec == small[0]
-    world.nodes.append(new_node("n1"))
-    world.run(controller, running, "t0")
-    assert controller.next("t1").spec == large[0]
-
-
-def test_a_budget_of_trials_ends_cleanly_and_the_same_command_goes_on(world, specs) -> None:
-    controller = world.controller(specs, budget=Budget(max_trials=2))
-    assert len(world.drain(controller)) == 2
-    assert controller.ending == "budget" and controller.num_left == 1
-    assert len(world.drain(world.controller(specs, budget=Budget(max_trials=2)))) == 1
-
-
-def test_trials_a_budget_leaves_are_those_announced(world, make_specs) -> None:
-    measure = Measure(reference_every=5, soak_finalists=1)
-    controller = world.controller(make_specs(12), measure=measure, budget=Budget(max_trials=0))
-    assert controller.next("t0") is None and controller.ending == "budget"
-    preview = next(event for event in world.heard if isinstance(event, Preview))
-    assert controller.num_left == preview.num_left == 12 + 2 + 1
-
-
-def test_a_finalist_that_was_soaked_is_not_left(world, specs) -> None:
-    measure = Measure(soak_finalists=2, soak_seconds=60)
-    controller = world.controller(specs, measure=measure, finalists=specs[:2], budget=Budget(max_trials=4))
-    world.drain(controller)
-    assert controller.num_left == 1
-    world.heard.clear()
-    controller = world.controller(specs, measure=measure, finalists=specs[:2], budget=Budget(max_trials=0))
-    preview = next(event for event in world.heard if isinstance(event, Preview))
-    assert controller.num_left == preview.num_left == 1
-
-
-def test_a_budget_of_hours_starts_nothing_that_would_end_too_late(world, specs) -> None:
-    world.write(specs[0], took_s=1000)  # so the next one is expected to take as long
-    controller = world.controller(specs, budget=Budget(max_hours=0.2))
-    assert controller.next("t0") is None and controller.ending == "budget" and controller.num_left == 2
-    controller = world.controller(specs, budget=Budget(max_hours=0.3))
-    assert controller.next("t0") is not None
 
 
 def test_a_trial_rejected_by_its_estimate_keeps_what_it_measured_before(world, specs) -> None:
@@ -681,15 +573,6 @@ def test_a_thousand_trials_in_line_cost_the_same_each(world, make_specs, monkeyp
         took_s.append(chosen_s + time.thread_time() - begun_s)
     assert len(took_s) == 1000 and controller.ending == "finished"
     assert statistics.median(took_s[-200:]) < 3 * statistics.median(took_s[:200])
-
-
-def test_the_preview_counts_before_anything_starts(world, specs) -> None:
-    measure = Measure(min_seconds=10, repeats=2, soak_finalists=1, soak_seconds=100)
-    world.controller(specs, measure=measure)
-    preview, placement = world.heard
-    assert isinstance(preview, Preview) and isinstance(placement, Placement)
-    assert (preview.num_left, preview.num_finalists, preview.num_done) == (7, 1, 0)
-    assert not preview.measured and preview.device_s == 160 and placement.wall_s == 160
 
 
 def test_the_preview_knows_how_long_finished_trials_took(world, make_specs) -> None:

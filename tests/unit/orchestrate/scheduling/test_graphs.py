@@ -53,11 +53,6 @@ def test_layers_of_two_models_differ_and_their_number_does_not_count() -> None:
     assert graphs_of(longer) != graphs_of(spec())
 
 
-def test_nothing_is_compiled_on_processors() -> None:
-    assert graphs_of(spec(device="cpu")) is None
-    assert graphs_of(spec(device="cpu", tp=2)) is None
-
-
 def test_workers_are_new_then_compile_and_then_are_warm() -> None:
     warm = WarmGraphs()
     assert warm.start_of(spec(), "n0") == "new_workers"

@@ -53,17 +53,6 @@ def test_the_best_share_is_promoted_the_best_first_and_each_once(make_specs):
     assert ladder.promoted(specs) == [specs[3], specs[6]]
 
 
-def test_while_the_search_goes_on_a_share_is_rounded_down_and_after_it_up(make_specs):
-    specs = make_specs(6)
-    ladder = told(specs[:3], [1, 2, 3])
-    assert taken(ladder, searching=True) == []
-    assert taken(ladder, searching=False) == [specs[2]]
-    for spec, speed in zip(specs[3:], (4, 5, 6), strict=True):
-        ladder.note(spec, burst(spec, speed))
-    assert taken(ladder, searching=True) == [specs[5]]
-    assert taken(ladder, searching=False) == [specs[4]]
-
-
 def test_what_breaks_a_bound_is_not_promoted_while_another_keeps_it(make_specs):
     specs = make_specs(4)
     ladder = told(specs[:3], [9, 8, 7], power_w=1020.0)
@@ -92,12 +81,6 @@ def test_a_failed_burst_ends_its_trial_and_an_invalid_one_leaves_it_to_a_full_me
         ladder.note(spec, burst(spec, None, status=status))
     assert taken(ladder, searching=True) == [specs[1]]
     assert taken(ladder, searching=False) == []
-
-
-def test_what_the_cluster_failed_is_left_to_a_later_call(make_specs):
-    specs = make_specs(8)
-    ladder = told(specs, [1, 2, 3, 4, 5, 6, 7, 8])
-    assert taken(ladder, searching=True, left_out={f"{specs[7].trial_id}-0"}) == [specs[6]]
 
 
 def test_a_figure_that_is_no_number_counts_as_not_measured(make_specs):

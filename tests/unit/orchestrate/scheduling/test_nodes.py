@@ -27,23 +27,6 @@ def names(nodes: tuple[Node, ...] | None) -> list[str] | None:
     return None if nodes is None else [one.name for one in nodes]
 
 
-def test_one_trial_a_domain() -> None:
-    free = slots(node("a"), node("b", domain="rack"), node("c", domain="rack"))
-    assert [names(one) for one in free.lanes(ONE)] == [["a"], ["b"]]
-    first, second = free.take(ONE), free.take(ONE)
-    assert names(first) == ["a"] and names(second) == ["b"]
-    assert free.take(ONE) is None and not free.is_free(ONE) and free.exists(ONE)
-    free.release(second)
-    assert names(free.take(ONE)) == ["b"]
-
-
-def test_a_trial_of_two_nodes_takes_both_their_domains() -> None:
-    free = slots(node("a"), node("b"), node("c"))
-    assert names(free.take(TWO)) == ["a", "b"]
-    assert free.take(TWO) is None
-    assert names(free.take(ONE)) == ["c"]
-
-
 def test_two_nodes_of_one_domain_come_before_two_domains() -> None:
     free = slots(node("a"), node("b", domain="rack"), node("c", domain="rack"))
     assert names(free.take(TWO)) == ["b", "c"]
@@ -56,15 +39,6 @@ def test_a_set_that_was_used_comes_first() -> None:
     free.release(first)
     free.release(second)
     assert free.take(ONE) == second  # used last, so its workers are the warmest
-
-
-def test_kinds_of_devices_do_not_mix() -> None:
-    free = slots(node("a", gpu="h200_sxm"), node("b", gpu="h100_sxm"), node("c"))
-    assert names(free.take(ClusterSpec(device="h200_sxm", devices_per_node=4))) == ["a"]
-    assert free.take(ClusterSpec(device="h200_sxm", devices_per_node=4)) is None
-    assert names(free.take(ClusterSpec(device="h100_sxm", devices_per_node=2))) == ["b"]
-    assert names(free.take(ONE)) == ["c"]
-    assert not free.exists(ClusterSpec(device="mi250_gcd", devices_per_node=1))
 
 
 def test_nodes_that_die_are_not_given_and_nodes_that_come_are() -> None:

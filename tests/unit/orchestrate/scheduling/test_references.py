@@ -81,18 +81,6 @@ def test_every_kind_of_workers_has_its_own(make_specs: MakeSpecs) -> None:
     assert ordinary_plans([], seed=0) == {}
 
 
-def test_it_is_due_twice_at_the_start_one_after_the_other(make_specs: MakeSpecs) -> None:
-    specs = make_specs(9)
-    references, workers = of(specs), workers_of(specs[0])
-    assert references.num_opening(workers) == 2 and references.num_left({workers: 20}) == 2 + 3
-    assert references.due(workers, "n0", opens=True) == (specs[4], FIRST_REFERENCE_REPEAT)
-    assert references.due(workers, "n1", opens=True) is None, "the first of the two still runs"
-    references.note(specs[4], ended(specs[4], FIRST_REFERENCE_REPEAT), "n0")
-    assert references.due(workers, "n0", opens=True) == (specs[4], FIRST_REFERENCE_REPEAT + 1)
-    references.note(specs[4], ended(specs[4], FIRST_REFERENCE_REPEAT + 1), "n0")
-    assert references.due(workers, "n0", opens=True) is None and references.num_opening(workers) == 0
-
-
 def test_a_named_one_is_kept_even_if_it_fails(make_specs: MakeSpecs) -> None:
     specs = make_specs(9)
     references, workers = of(specs, named=specs[8]), workers_of(specs[0])
@@ -117,8 +105,3 @@ def test_a_run_that_was_given_up_may_start_again(make_specs: MakeSpecs) -> None:
     assert found is not None and references.num_opening(workers) == 1
     references.give_up(found[0].trial_id, found[1])
     assert references.num_opening(workers) == 2
-
-
-def test_a_repeat_of_the_race_opens_nothing(make_specs: MakeSpecs) -> None:
-    specs = make_specs(9)
-    assert of(specs).due(workers_of(specs[0]), "n0", opens=False) is None

@@ -60,11 +60,6 @@ def test_trials_with_the_same_graphs_run_side_by_side_in_short_chunks() -> None:
     assert len(list(itertools.groupby(shuffled))) > 90
 
 
-def test_a_group_is_cut_into_chunks_of_about_one_length() -> None:
-    lengths = sorted(len(list(run)) for _, run in itertools.groupby(grouped([6, 1, 7, 11])))
-    assert sum(lengths) == 25 and set(lengths) <= {1, 3, 4, 7}
-
-
 @pytest.mark.parametrize("sizes", [[30, 30, 30], [40, 5, 1, 5, 1, 12]])
 def test_no_group_comes_early_or_late_whatever_its_size(sizes: list[int]) -> None:
     """A steady drift adds to the mean of a group what its mean place is. Over seeds that is the middle for all."""
@@ -77,15 +72,6 @@ def test_no_group_comes_early_or_late_whatever_its_size(sizes: list[int]) -> Non
         means.append([statistics.fmean(one) for one in places])
     for group in zip(*means, strict=True):
         assert abs(statistics.fmean(group) - 0.5) < 4 * statistics.stdev(group) / len(group) ** 0.5
-
-
-def test_the_chunks_of_a_large_group_are_spread_over_the_study() -> None:
-    """Its mean place is nearer the middle than that of one chunk: drift is told from the group."""
-    means = []
-    for seed in range(50):
-        order = grouped([30, 30, 30], seed=seed)
-        means.append(statistics.fmean(place / 89 for place, group in enumerate(order) if group == 0))
-    assert statistics.pstdev(means) < 0.08
 
 
 def test_trials_that_compile_nothing_are_shuffled_one_by_one() -> None:

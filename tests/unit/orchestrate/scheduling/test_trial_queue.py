@@ -30,12 +30,6 @@ def references(trials) -> list[int]:
     return [index for index, one in enumerate(trials) if one.role == "reference"]
 
 
-def test_every_repeat_runs_once_in_the_listed_order(world, specs) -> None:
-    ran = world.drain(world.controller(specs, measure=Measure(repeats=2, min_seconds=5)))
-    assert runs(ran) == [(size, repeat, 5) for size in (1, 2, 4) for repeat in (0, 1)]
-    assert world.kinds == ["started", "finished"] * 6
-
-
 def test_shuffled_repeats_come_in_rounds_far_apart(world, make_specs) -> None:
     specs = make_specs(6)
     ran = runs(world.drain(world.controller(specs, measure=Measure(repeats=2, reference_every=0), order="shuffled")))
@@ -79,15 +73,6 @@ def test_a_study_that_grew_runs_only_what_is_new(world, make_specs) -> None:
     ], "the third trial is no longer listed: it is not repeated"
     assert world.result(specs[2]).status is RunStatus.COMPLETED
     assert grown(world, specs, measure=Measure(reference_every=0)) == [], "fewer repeats: nothing is left"
-
-
-def test_a_trial_that_the_space_has_lost_is_not_raced(world, make_specs) -> None:
-    world.measured = alike
-    specs = make_specs(5)
-    world.drain(world.controller(specs, measure=Measure(reference_every=0)))
-    left = specs[2:]  # the second trial was as good as the third
-    raced = world.drain(world.controller(left, race=finalists(), candidates=left, measure=Measure(reference_every=0)))
-    assert not {one.trial_id for one in raced} & {spec.trial_id for spec in specs[:2]}
 
 
 def test_a_trial_that_the_space_has_lost_is_not_promoted(world, make_specs) -> None:
@@ -145,18 +130,6 @@ def test_a_strategy_that_learns_counts_the_trials_of_its_space_alone(world, make
     assert len(again) == 2
 
 
-def test_repeats_of_a_race_count_when_the_studys_own_grow(world, make_specs) -> None:
-    world.measured = alike
-    specs = make_specs(5)
-    first = world.drain(world.controller(specs, race=finalists(0.4), measure=Measure(reference_every=0)))
-    raced = {one.name for one in first if one.role == "race"}
-    more = world.drain(world.controller(specs, measure=Measure(reference_every=0, repeats=2)))
-    assert len(raced) == 2 and not raced & {one.name for one in more}
-    assert {f"{spec.trial_id}-1" for spec in specs} == {one.name for one in more} | {
-        name for name in raced if name.endswith("-1")
-    }
-
-
 def test_a_trial_that_a_limit_stopped_runs_again_under_a_looser_one(world, make_specs) -> None:
     specs = make_specs(2)
     world.write(specs[0], status=RunStatus.ABORTED)
@@ -189,33 +162,6 @@ def test_repeats_of_a_trial_run_unless_it_failed(world, specs, status: RunStatus
     assert (controller.next("t1") is not None) is repeats and (controller.ending == "finished") is not repeats
 
 
-def test_a_busy_pool_does_not_hold_up_another(world, make_specs, new_node) -> None:
-    h200, h100 = (ClusterSpec(device=name, devices_per_node=8) for name in ("h200_sxm", "h100_sxm"))
-    world.nodes[:] = [
-        new_node("a", **{"wattune.io/device": "h200_sxm"}),
-        new_node("b", **{"wattune.io/device": "h100_sxm"}),
-    ]
-    controller = world.controller([*make_specs(2, h200), *make_specs(2, h100)])
-    placed = [controller.next(f"t{index}") for index in range(3)]
-    assert [(one.spec.cluster.device, one.tags["nodes"]) for one in placed[:2]] == [
-        ("h200_sxm", "a"),
-        ("h100_sxm", "b"),
-    ]
-    assert placed[2] is None
-
-
-def test_a_large_trial_is_not_overtaken_for_ever_by_small_ones(world, make_specs, new_node) -> None:
-    world.nodes.append(new_node("n1"))
-    small = make_specs(3)
-    large = make_specs(1, ClusterSpec(device="cpu", num_nodes=2, devices_per_node=1))
-    controller = world.controller([small[0], *large, *small[1:]])
-    first = controller.next("t0")
-    assert controller.next("t1") is None  # the second needs both nodes, and the third waits behind it
-    world.run(controller, first, "t0")
-    second = controller.next("t1")
-    assert second.spec == large[0] and second.tags["nodes"] == "n0,n1"
-
-
 def test_the_reference_trial_is_measured_again_every_so_many_trials(world, make_specs) -> None:
     specs = make_specs(12)
     ran = world.drain(world.controller(specs, measure=Measure(reference_every=5)))
@@ -233,36 +179,6 @@ def test_the_reference_trial_is_measured_again_every_so_many_trials(world, make_
 def test_a_small_study_has_no_reference_trial_and_a_large_one_spends_a_tenth_on_it(world, make_specs) -> None:
     assert references(world.drain(world.controller(make_specs(10)))) == []
     assert len(references(world.drain(world.controller(make_specs(60))))) <= 6
-
-
-def test_the_reference_trial_can_be_named(world, make_specs) -> None:
-    specs = make_specs(8)
-    ran = world.drain(world.controller(specs, measure=Measure(reference_every=4), reference=specs[6]))
-    assert [one.spec for one in ran if one.role == "reference"] == [specs[6]] * 3
-
-
-def test_a_continued_study_keeps_its_reference_trial_and_its_count(world, make_specs) -> None:
-    specs = make_specs(12)
-    controller = world.controller(specs, measure=Measure(reference_every=5), budget=Budget(max_trials=8))
-    first = world.drain(controller)
-    second = world.drain(world.controller(specs, measure=Measure(reference_every=5)))
-    assert references([*first, *second]) == [5, 11]
-    assert [one.repeat for one in second if one.role == "reference"] == [FIRST_REFERENCE_REPEAT + 1]
-
-
-def test_every_lane_counts_to_its_own_reference_trial(world, make_specs, new_node) -> None:
-    world.nodes.append(new_node("n1"))
-    controller = world.controller(make_specs(12), measure=Measure(reference_every=3))
-    seen = []
-    while controller.ending is None:
-        pair = [running for tune_id in ("a", "b") if (running := controller.next(tune_id)) is not None]
-        seen += pair
-        for tune_id, running in zip(("a", "b"), pair, strict=False):
-            world.run(controller, running, tune_id)
-    by_node = {name: [one for one in seen if one.tags["nodes"] == name] for name in ("n0", "n1")}
-    assert all(references(trials)[0] == 3 for trials in by_node.values())
-    repeats = [one.repeat for one in seen if one.role == "reference"]
-    assert len(set(repeats)) == len(repeats)
 
 
 def test_a_strategy_that_learns_is_told_before_it_is_asked(world, make_specs, learner) -> None:
@@ -287,13 +203,6 @@ def test_what_a_device_measured_before_its_fp8_peak_was_known_is_learned_from(wo
     taught = make_strategy("model_guided", Problem(specs=specs, seed=1, question=Question.of("maximize tokens_per_s")))
     world.controller(specs, strategy=taught, candidates=specs)
     assert sorted(one.trial_id for one in taught.ask(4)) == sorted(one.trial_id for one in specs[1:])
-
-
-def test_a_strategy_that_learns_is_not_asked_while_every_node_is_busy(world, make_specs, learner) -> None:
-    taught = learner(make_specs(5))
-    controller = world.controller(make_specs(5), strategy=taught)
-    controller.next("t0")
-    assert controller.next("t1") is None and len(taught.knew) == 1
 
 
 def test_a_prediction_is_kept_with_the_first_run_of_the_trial_that_it_proposed(world, make_specs, learner) -> None:
@@ -378,21 +287,6 @@ def test_a_burst_that_was_stopped_runs_again(world, make_specs, learner) -> None
     assert first_sizes(ran)[0] == 4 and ran[0].repeat == FIRST_BURST_REPEAT
 
 
-def test_a_repeat_that_was_stopped_runs_with_the_other_repeats(world, make_specs, learner) -> None:
-    specs = make_specs(2)
-    world.write(specs[0])
-    world.write(specs[0], 1, RunStatus.INTERRUPTED)
-    measure = Measure(reference_every=0, repeats=2)
-    ran = runs(world.drain(world.controller(specs, strategy=learner(specs), num_trials=2, measure=measure)))
-    assert [one[:2] for one in ran] == [(2, 0), (1, 1), (2, 1)]
-
-
-def test_specs_that_differ_in_cluster_are_different_workers(world, specs) -> None:
-    wider = replace(specs[0], cluster=ClusterSpec(device="cpu", devices_per_node=2))
-    ran = world.drain(world.controller([*specs, wider], measure=Measure(reference_every=1)))
-    assert all(one.spec.cluster == specs[0].cluster for one in ran if one.role == "reference")
-
-
 def left_after_each(world: Any, specs: list[TrialSpec], *statuses: RunStatus, **options: Any) -> list[int]:
     """Runs all trials, the first of them to the given statuses; returns `num_left` after each."""
     controller, ends, number = world.controller(specs, **options), iter(statuses), 0
@@ -407,13 +301,6 @@ def test_repeats_of_failed_trials_are_not_expected(world: Any, specs: list[Trial
     # Of nine, two are not run.
     assert left_after_each(world, specs, OUT_OF_MEMORY, measure=measure) == [6, 5, 4, 3, 2, 1, 0]
     assert left_after_each(world, specs, measure=measure)[-1] == 0, "nor when the study is opened again"
-
-
-def test_reference_trials_and_finalists_are_expected(world: Any, make_specs: Callable[[int], list[TrialSpec]]) -> None:
-    specs = make_specs(8)
-    left = left_after_each(world, specs, measure=Measure(reference_every=3, soak_finalists=1), finalists=specs[:1])
-    assert left[0] == 7 + 2 + 1 and left[-1] == 0
-    assert all(late <= early for early, late in pairwise(left))
 
 
 @pytest.mark.parametrize("count", [1, 200])
@@ -527,20 +414,6 @@ def test_a_reference_trial_that_is_no_trial_of_the_search_is_known_when_the_stud
         world.heard.clear()
 
 
-def test_a_strategy_that_learns_is_asked_for_more_while_a_large_proposal_waits(
-    world, make_specs, new_node, learner
-) -> None:
-    world.nodes += [new_node("n1"), new_node("n2")]
-    large = make_specs(2, ClusterSpec(device="cpu", num_nodes=2, devices_per_node=1))
-    small = make_specs(9)
-    controller = world.controller([*large, *small], strategy=learner([*large, *small]), measure=Measure(min_seconds=1))
-    first, beside = controller.next("t0"), controller.next("t1")
-    assert (first.spec, beside.spec, beside.tags["nodes"]) == (large[0], small[0], "n2")
-    assert controller.next("t2") is None, "two nodes are busy and the third is too"
-    world.run(controller, first, "t0")
-    assert controller.next("t2").spec == large[1]
-
-
 def test_few_proposals_wait_while_a_strategy_proposes_what_does_not_fit(world, make_specs, new_node, learner) -> None:
     world.nodes += [new_node("n1"), new_node("n2")]
     large = make_specs(20, ClusterSpec(device="cpu", num_nodes=2, devices_per_node=1))
@@ -567,15 +440,6 @@ def ran_earlier(world, specs: list[TrialSpec], times_s: list[float]) -> None:
 def sharded(spec: TrialSpec) -> list[TrialSpec]:
     """Trials that share their graphs."""
     return [replace(spec, plan=replace(spec.plan, sharding=kind)) for kind in ("none", "zero1", "zero2", "zero3")]
-
-
-def test_the_preview_knows_which_trials_compile(world, make_specs, new_node) -> None:
-    on_gpus(world, new_node)
-    first, second, third = map(sharded, make_specs(3, H200))
-    ran_earlier(world, [*first, *second], [60, 15, 15, 15, 22, 15, 15, 15])
-    world.controller([*first, *second, *third], measure=Measure(min_seconds=1, reference_every=0))
-    preview = next(event for event in world.heard if isinstance(event, Preview))
-    assert sum(preview.load_s.values()) == 60 + 3 * 15, "new workers, then warm ones"
 
 
 def test_trials_that_share_graphs_run_side_by_side_on_gpus(world, make_specs, new_node) -> None:
