@@ -165,18 +165,18 @@ class Beforehand:
             f"too, with a probability of {probability:.2f}; --try-all runs it"
         )
 
-    def fitting(self, began: Callable[[TrialSpec], bool]) -> "Beforehand":
+    def fitting(self, study: StudyFolder) -> "Beforehand":
         """Rejects the candidates that run out of memory with a probability above `CERTAIN`, by the rule `memory`.
 
-        A trial that began in the study stays, whatever is estimated. Returns what is known of the others, and of the
-        trial that `search.reference` names.
+        A trial that began in the study's folder stays, whatever is estimated. Returns what is known of the others, and
+        of the trial that `search.reference` names.
         """
         found, kept = self.estimates, self.planned.kept
         over = np.flatnonzero(self.out_of_memory.estimated > CERTAIN).tolist()
-        named = self.planned.spec.search.reference
-        over = [place for place in over if not began(kept[place].spec) and kept[place].trial_id != named]
         if found is None or not over:
             return self
+        stay = {*(folder.key()[0] for folder in study.trials()), self.planned.spec.search.reference}
+        over = [place for place in over if kept[place].trial_id not in stay]
         fits = np.setdiff1d(np.arange(len(kept)), over)
         unfitting = tuple(Unfitting(kept, found, np.array(over, np.intp)))
         candidates = replace(
@@ -258,16 +258,6 @@ class Beforehand:
             return None if place is None else duration_s(times_s[place], measure, on_cpu=on_cpu)
 
         return expected
-
-
-def known_before(planned: StudyPlan, study: StudyFolder, *, try_all: bool = False) -> Beforehand:
-    """Returns what is known of a study before its next trial, without the candidates that do not fit their devices.
-
-    What began in its folder stays among them, whatever is estimated; `try_all` keeps every candidate.
-    """
-    known = Beforehand(planned, study.path.parent)
-    begun = cache(lambda: {folder.key()[0] for folder in study.trials()})
-    return known if try_all else known.fitting(lambda spec: spec.trial_id in begun())
 
 
 def _program(spec: TrialSpec) -> tuple[str, ...]:

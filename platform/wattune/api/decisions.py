@@ -2,15 +2,14 @@
 
 import re
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from wattune.api.beforehand import Beforehand, OtherStudies, known_before
+from wattune.api.beforehand import Beforehand, OtherStudies
 from wattune.api.results import AnyStudy, folder_of
 from wattune.api.spaces import StudyPlan, plan_again
-from wattune.errors import PlanError, SpaceError, WattuneError
+from wattune.errors import PlanError, SpaceError
 from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_burst
 from wattune.metrics import METRICS
 from wattune.objective import Question, VariedBound, parse_varied
@@ -56,22 +55,21 @@ def frontier(study: AnyStudy, *, vary: str | VariedBound | None = None, storage:
         SpaceError: The range cannot be used as written.
     """
     folder = folder_of(study, storage=storage)
-    planned, source = measured(folder)
+    known, source = measured(folder)
     if vary == "power_limit_w":
-        vary = every_50_w([*planned.candidates.specs, *(spec for spec, _ in source.results)], to_least=True)
-    return price(folder, planned, source, parse_varied(vary) if isinstance(vary, str) else vary)
+        vary = every_50_w([*known.planned.candidates.specs, *(spec for spec, _ in source.results)], to_least=True)
+    return price(folder, known, source, parse_varied(vary) if isinstance(vary, str) else vary)
 
 
 def price(
     folder: StudyFolder,
-    planned: StudyPlan,
+    known: Beforehand,
     source: Source,
     varied: VariedBound | None = None,
     ranking: Ranking | None = None,
 ) -> Frontier:
-    """Finds what loosening a bound of a study buys, from its plan, results and ranking that are there already."""
-    known, results = known_before(planned, folder), source.results
-    planned = known.planned
+    """Finds what loosening a bound of a study buys, from its plans, results and ranking that are there already."""
+    planned, results = known.planned, source.results
     varied = varied or _usual(planned, results, folder)
     replaced = (one.sensor_gain_frac for one in planned.spec.constraints if varied.replaces(one))
     varied = replace(varied, sensor_gain_frac=max(replaced, default=0.0))
@@ -112,8 +110,7 @@ def suggest(study: AnyStudy, *, budget: str | float, storage: str | None = None)
     """
     budget_s = parse_budget(budget)
     folder = folder_of(study, storage=storage)
-    planned, source = measured(folder)
-    known = known_before(planned, folder)
+    known, source = measured(folder)
     planned = known.planned
     spec, pace, results = planned.spec, Pace(), source.results
     for one, result in completed_pairs(results):
@@ -134,22 +131,18 @@ def suggest(study: AnyStudy, *, budget: str | float, storage: str | None = None)
     return replace(found, listed=tuple(replace(one, spec=runs.get(one.spec, one.spec)) for one in found.listed))
 
 
-def over_all_plans(ranking: Ranking, source: Source) -> Ranking:
+def over_all_plans(ranking: Ranking, known: Beforehand, source: Source) -> Ranking:
     """Adds to the ranking of one study how likely a plan that was not measured keeps every bound and is better.
 
     The surrogates of `suggest` say it. It is unknown where they know nothing, where no plan is known to keep every
     bound, and of many results, which take them many seconds.
     """
-    folder = StudyFolder(Path(source.place))
-    if not ranking.feasible or len(source.results) > MOST_TAUGHT:
+    left = _unmeasured(known.planned, source.results)
+    if not left or not ranking.feasible or len(source.results) > MOST_TAUGHT:
         return ranking
-    with suppress(WattuneError):  # its space may be of another version: what was measured is ranked all the same
-        known = known_before(measured(folder, source)[0], folder)
-        if left := _unmeasured(known.planned, source.results):
-            model = _model(known, folder, ranking.question, source.results, left)
-            model.lead_by(row.spec for row in ranking.feasible)
-            return replace(ranking, better_probability=(model.joint_gain(left) or (0.0, 0.0, None))[2])
-    return ranking
+    model = _model(known, StudyFolder(Path(source.place)), ranking.question, source.results, left)
+    model.lead_by(row.spec for row in ranking.feasible)
+    return replace(ranking, better_probability=(model.joint_gain(left) or (0.0, 0.0, None))[2])
 
 
 def parse_budget(budget: str | float, option: str = "--budget") -> float:
@@ -166,8 +159,8 @@ def parse_budget(budget: str | float, option: str = "--budget") -> float:
     return seconds
 
 
-def measured(folder: StudyFolder, source: Source | None = None) -> tuple[StudyPlan, Source]:
-    """Reads a study's space, and its results unless they are at hand.
+def measured(folder: StudyFolder, source: Source | None = None) -> tuple[Beforehand, Source]:
+    """Plans a study's space again, and reads its results unless they are at hand.
 
     Raises `PlanError`: it has no finished trial, or its space is not one of this version.
     """
@@ -175,9 +168,10 @@ def measured(folder: StudyFolder, source: Source | None = None) -> tuple[StudyPl
     if not any(result.status.is_final for _, result in source.results):
         raise PlanError(f"{folder.path} has no finished trial; `wattune run` of its space measures some")
     try:
-        return plan_again(folder.document(), folder.path), source
+        planned = plan_again(folder.document(), folder.path)
     except SpaceError as error:
         raise PlanError(f"{folder.path / 'study.yaml'} is not a space of this version: {error}") from error
+    return Beforehand(planned, folder.path.parent).fitting(folder), source
 
 
 def _unmeasured(planned: StudyPlan, results: Results) -> list[TrialSpec]:

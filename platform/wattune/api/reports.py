@@ -3,9 +3,9 @@
 from contextlib import suppress
 from pathlib import Path
 
+from wattune.api.beforehand import Beforehand
 from wattune.api.decisions import measured, over_all_plans, price
 from wattune.api.results import folder_of
-from wattune.api.spaces import StudyPlan
 from wattune.api.studies import Study
 from wattune.errors import WattuneError
 from wattune.metrics import METRICS
@@ -18,26 +18,28 @@ from wattune.storage.files import named_path
 from wattune.storage.study import StudyFolder
 from wattune.view.files import ranking_table
 
+Known = tuple[Beforehand, Source]
+"""Knowledge of a study's plans before they ran, and its results."""
+
 
 @collector_paused()
-def report(
-    study: Study | StudyFolder,
-    ranking: Ranking | None = None,
-    known: tuple[StudyPlan, Source] | None = None,
-) -> Path:
+def report(study: Study | StudyFolder, ranking: Ranking | None = None, known: Known | None = None) -> Path:
     """Writes the study's `report.html`, and `ranking.parquet` which it names, and returns the report's path.
 
     Args:
         study: The study.
         ranking: Its ranking, if it was computed and written just now.
-        known: Its plan and results, if they are at hand.
+        known: Its plans and results, if they are at hand.
     """
     folder, source = folder_of(study), None
     if ranking is None:
         source = Source.of_folder(folder)
-        ranking = over_all_plans(rank_sources([source]), source)
+        ranking = rank_sources([source])
+    known = known or _known(folder, source)
+    if source is not None:
+        ranking = over_all_plans(ranking, *known) if known else ranking
         folder.write_ranking(ranking_table(ranking))
-    return write_report(folder, ranking, _price(folder, ranking, source, known))
+    return write_report(folder, ranking, _price(folder, ranking, known))
 
 
 @collector_paused()
@@ -49,23 +51,26 @@ def figures(study: Study | StudyFolder, folder: str | Path) -> list[Path]:
     own = folder_of(study)
     source = Source.of_folder(own)
     ranking = rank_sources([source])
-    return write_figures(own, ranking, named_path(folder), _price(own, ranking, source))
+    return write_figures(own, ranking, named_path(folder), _price(own, ranking, _known(own, source)))
 
 
-def _price(
-    folder: StudyFolder,
-    ranking: Ranking,
-    source: Source | None,
-    known: tuple[StudyPlan, Source] | None = None,
-) -> Frontier | None:
+def _known(folder: StudyFolder, source: Source | None) -> Known | None:
+    """Returns what is known of a study's plans; None where its space is of another version, or nothing ended."""
+    with suppress(WattuneError):  # a report is written whatever state its study is in
+        return measured(folder, source)
+    return None
+
+
+def _price(folder: StudyFolder, ranking: Ranking, known: Known | None) -> Frontier | None:
     """Computes what limits of power buy, else what the bound on power costs; None without both, or if nothing is known.
 
-    A report is written whatever state its study is in. `wattune frontier` says why there is no price.
+    `wattune frontier` says why there is no price.
     """
+    if known is None:
+        return None
+    limits = every_50_w(known[0].planned.candidates.specs)
+    varied = limits if len(limits.values) > 1 else None
     with suppress(WattuneError):
-        planned, read = known or measured(folder, source)
-        limits = every_50_w(planned.candidates.specs)
-        varied = limits if len(limits.values) > 1 else None
         if varied or any(METRICS[one.metric].group == "power" for one in ranking.constraints):
-            return price(folder, planned, read, varied, ranking)
+            return price(folder, *known, varied, ranking)
     return None

@@ -11,10 +11,10 @@ from pathlib import Path
 from threading import Thread
 from typing import Final
 
-from wattune.api.beforehand import Beforehand, known_before
+from wattune.api.beforehand import Beforehand
 from wattune.api.decisions import over_all_plans, parse_budget
 from wattune.api.environment import environment_tags, require_here
-from wattune.api.reports import report
+from wattune.api.reports import Known, report
 from wattune.api.spaces import Space, StudyPlan, plan
 from wattune.api.studies import Study
 from wattune.catalog.hardware import ClusterSpec
@@ -171,13 +171,14 @@ def run_study(
     study, document = StudyFolder(folder / planned.name), planned.spec.document
     study.require_space(document)
     uri = tracking_uri or default_uri(folder)
-    _fitting(planned, study, try_all=try_all)  # where nothing fits, nothing is written
+    before = Beforehand(planned, folder)
+    _fitting(before, study, try_all=try_all)  # where nothing fits, nothing is written
     mlflow, further = Tracker(uri, study.name, document=document), trackers_of(study.name, folder, wandb, tensorboard)
     with study.running(), Delivery(study, mlflow, remote, further) as delivery:
         changes = study.require_space(document)  # a URL may have brought a newer space, and trials that began
         if planned.untrained:
             raise PlanError("\n".join(planned.untrained))
-        known = _fitting(planned, study, try_all=try_all)
+        known = _fitting(before, study, try_all=try_all)
         planned = known.planned
         run = _study_run(planned, study, budget, known, until_decided=until_decided, try_all=try_all)
         run = replace(run, retry=statuses, wait_nodes_s=wait_s, numbers=run.numbers | known.scatter())
@@ -232,8 +233,9 @@ def run_study(
                 controller.interrupt()
                 hold()
             source = Source.of_folder(study)
-            ranking = _ranked(study, source, over_all_plans)
-            report_problem = _report(study, ranking, planned, source)
+            done = known.fitting(study), source
+            ranking = _ranked(study, source, lambda found: over_all_plans(found, *done))
+            report_problem = _report(study, ranking, done)
             delivery.conclude(ranking, stopped=controller.ending == "interrupted")
     return outcome(ranking, mlflow.page, delivery.tracking_problem, report_problem)
 
@@ -262,7 +264,7 @@ def preview(
     require_writable(study.path)
     changes = study.require_space(planned.spec.document)
     budget = _budget(max_hours, max_trials, max_gpu_hours, deadline)
-    known = _fitting(planned, study, try_all=try_all)
+    known = _fitting(Beforehand(planned, study.path.parent), study, try_all=try_all)
     planned = known.planned
     run = _study_run(planned, study, budget, known, until_decided=until_decided, try_all=try_all)
     run = replace(run, retry=_statuses(retry))
@@ -288,9 +290,9 @@ def _runnable(space: Space) -> StudyPlan:
     return planned
 
 
-def _fitting(planned: StudyPlan, study: StudyFolder, *, try_all: bool) -> Beforehand:
+def _fitting(known: Beforehand, study: StudyFolder, *, try_all: bool) -> Beforehand:
     """Returns what is known of a study whose candidates fit their devices; at least one does."""
-    known = known_before(planned, study, try_all=try_all)
+    known = known if try_all else known.fitting(study)
     known.planned.candidates.require_kept()
     return known
 
@@ -458,20 +460,18 @@ def _run_on_cluster(
         run_on_ray(study, controller, replace(cluster, url=url), candidates.specs, hold)
 
 
-def _ranked(
-    study: StudyFolder, source: Source, beside: Callable[[Ranking, Source], Ranking] = lambda ranking, _: ranking
-) -> Ranking:
+def _ranked(study: StudyFolder, source: Source, beside: Callable[[Ranking], Ranking] = lambda one: one) -> Ranking:
     """Ranks the results of a study and writes its ranking, with what `beside` knows of plans not measured."""
     with collector_paused():
-        ranking = beside(rank_sources([source]), source)
+        ranking = beside(rank_sources([source]))
     study.write_ranking(ranking_table(ranking))
     return ranking
 
 
-def _report(study: StudyFolder, ranking: Ranking, planned: StudyPlan, source: Source) -> str:
+def _report(study: StudyFolder, ranking: Ranking, known: Known) -> str:
     """Writes the report; returns the reason it was not written, empty when it was."""
     try:
-        report(study, ranking, (planned, source))
+        report(study, ranking, known)
     except WattuneError as error:  # the results are stored, and `wattune report` writes the page later
         return str(error)
     return ""

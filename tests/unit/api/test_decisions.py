@@ -8,13 +8,13 @@ from decided_study import POWER, best_below, measured, truth, write_study
 from specs import store_run
 
 from wattune import api
+from wattune.api.decisions import measured as known_of
 from wattune.api.decisions import over_all_plans, parse_budget
 from wattune.api.reports import report
 from wattune.api.spaces import plan_again
 from wattune.errors import PlanError
 from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT
 from wattune.ranking.answer import answer_of
-from wattune.ranking.sources import Source
 from wattune.run import RunStatus
 from wattune.storage.known_results import FITS, PLAN
 from wattune.trial import TrialSpec
@@ -227,7 +227,7 @@ def with_space(storage, ran, **changed):
 def over_all(storage, ran, **changed) -> float | None:
     """Returns how likely a plan that was not measured is better."""
     study = with_space(storage, ran, **changed)
-    return over_all_plans(api.rank(study), Source.of_folder(study)).better_probability
+    return over_all_plans(api.rank(study), *known_of(study)).better_probability
 
 
 def test_p_best_is_of_all_plans_the_ones_that_were_not_measured_too(tmp_path) -> None:

@@ -15,9 +15,10 @@ from without_plotly import hide_plotly
 import wattune
 import wattune.api
 from wattune.api import preview
-from wattune.api.beforehand import Beforehand, known_before
+from wattune.api.beforehand import Beforehand
 from wattune.api.environment import environment_tags, git_commit
 from wattune.api.runs import StudyController, StudyRun, _hours_until
+from wattune.api.spaces import StudyPlan
 from wattune.cli import app
 from wattune.cli.shell import exit_code_of
 from wattune.errors import NothingToTryError, PlanError
@@ -31,6 +32,11 @@ SPACE: dict[str, Any] = {
     **yaml.safe_load((ROOT / "search_spaces" / "cpu_smoke.yaml").read_text()),
     "search": {"strategy": "grid"},  # asks for every trial at once, so that a preview knows them
 }
+
+
+def fitting(planned: StudyPlan, study: StudyFolder) -> Beforehand:
+    """Returns what is known of the plans that fit their devices."""
+    return Beforehand(planned, study.path.parent).fitting(study)
 
 
 def test_a_preview_counts_what_is_left_and_writes_nothing(tmp_path: Path) -> None:
@@ -74,7 +80,7 @@ def test_a_study_runs_what_its_estimate_keeps(tmp_path: Path) -> None:
     assert 0 < len(kept) < len(planned.kept) and found.num_kept == len(kept)
     assert preview(planned, storage=str(tmp_path), try_all=True).num_kept == len(planned.kept)
     for strategy in ("grid", "random", "model_guided"):
-        known = known_before(wattune.plan({**FULL, "search": {"strategy": strategy}}), StudyFolder(tmp_path / "full"))
+        known = fitting(wattune.plan({**FULL, "search": {"strategy": strategy}}), StudyFolder(tmp_path / "full"))
         assert {one.trial_id for one in known.strategy().ask(100)} <= kept
     rejected = [one for one in known.planned.rejected if one.rule == "memory"]
     assert len(rejected) == len(planned.kept) - len(kept) and "h100_sxm leaves a program 83.3 GB" in rejected[0].reason
@@ -83,12 +89,12 @@ def test_a_study_runs_what_its_estimate_keeps(tmp_path: Path) -> None:
 def test_what_began_stays_in_its_study_whatever_is_estimated(tmp_path: Path) -> None:
     planned = wattune.plan(FULL)
     study = StudyFolder.create(tmp_path, planned.name, planned.spec.document)
-    fit = {one.trial_id for one in known_before(planned, study).planned.kept}
+    fit = {one.trial_id for one in fitting(planned, study).planned.kept}
     full = next(one.spec for one in planned.kept if one.trial_id not in fit)
     study.trial(full.trial_id, 0).write_spec(full)
-    assert {one.trial_id for one in known_before(planned, study).planned.kept} == fit | {full.trial_id}
+    assert {one.trial_id for one in fitting(planned, study).planned.kept} == fit | {full.trial_id}
     named = {**FULL, "search": {"strategy": "grid", "reference": full.trial_id}}
-    known = known_before(wattune.plan(named), StudyFolder(tmp_path / "other"))
+    known = fitting(wattune.plan(named), StudyFolder(tmp_path / "other"))
     assert known.planned.reference == full, "who names a reference trial gets it"
 
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from wattune import api
-from wattune.api.beforehand import known_before
+from wattune.api.beforehand import Beforehand
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import estimate
 from wattune.cost.out_of_memory import CERTAIN, UNLIKELY, MemoryRisk, usable_bytes
@@ -40,7 +40,8 @@ def test_of_a_recorded_mixture_two_trials_run_out_of_memory_and_none_that_runs_i
     """Six of its 39 trials did; nothing here was fitted to their order."""
     plans = recorded()
     planned = api.plan(DATA / "moe_ep_h100x2.yaml")
-    known = known_before(planned, StudyFolder(world.study.path.parent / "other"))
+    other = StudyFolder(world.study.path.parent / "other")
+    known = Beforehand(planned, other.path.parent).fitting(other)
     world.nodes = [new_node("n0", **{"wattune.io/device": "h100_sxm"})]
     rejected = {one.config["micro_batch_size"] for one in known.planned.rejected if one.rule == "memory"}
     assert rejected == {2}, "two plans are certain not to fit"
