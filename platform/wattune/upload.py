@@ -124,16 +124,12 @@ def to_storage(study: StudyFolder, remote: RemoteStorage) -> SendTrial:
     return lambda _spec, result: remote.send_trial(study.name, study.trial(result.trial_id, result.repeat))
 
 
-def send_all(
-    study: StudyFolder,
-    senders: Mapping[str, tuple[SendTrial, Callable[[], object]]],
-    on_trial: Callable[[bool], None] | None = None,
-) -> dict[str, int]:
+def send_all(study: StudyFolder, senders: Mapping[str, tuple[SendTrial, Callable[[], object]]]) -> dict[str, int]:
     """Sends every finished trial of a study, then facts of the whole study, to each of several places.
 
-    `senders` has by name of the place a function that sends a trial, and one that sends the study; `on_trial` is called
-    after each trial, with true if it was sent now. Returns the number of trials that were sent now, by place. Raises
-    `WattuneError`: a place cannot be reached or refuses, or a trial cannot be read; all others were sent.
+    `senders` has by name of the place a function that sends a trial, and one that sends the study. Returns the number
+    of trials that were sent now, by place. Raises `WattuneError`: a place cannot be reached or refuses, or a trial
+    cannot be read; all others were sent.
     """
     results, unreadable = study.finished()
     sent = dict.fromkeys(senders, 0)
@@ -142,13 +138,9 @@ def send_all(
         try:
             for spec, result in results:
                 try:
-                    now = send_trial(spec, result)
+                    sent[place] += send_trial(spec, result)
                 except (PlanError, TelemetryError) as error:  # this trial is damaged; the others are sent
                     problems.append(error)
-                    continue
-                sent[place] += now
-                if on_trial is not None:
-                    on_trial(now)
             send_study()
         except WattuneError as error:
             problems.append(error)

@@ -125,7 +125,6 @@ def sync(
     tracking_uri: str | None = None,
     wandb: str | None = None,
     tensorboard: str | None = None,
-    on_trial: Callable[[bool], None] | None = None,
 ) -> dict[str, int]:
     """Sends every finished trial that the tracking store, and the storage's URL, do not have yet.
 
@@ -139,7 +138,6 @@ def sync(
         tracking_uri: The tracking store; None is `mlflow.db` beside the study.
         wandb: Project of Weights & Biases to send to as well.
         tensorboard: Folder to write to for TensorBoard as well.
-        on_trial: Called after each trial with true where it was sent now.
     """
     local = folder_of(study)
     url = find_storage(storage)[1]
@@ -154,7 +152,7 @@ def sync(
     }
     if remote is not None:
         senders["stored"] = (to_storage(local, remote), partial(remote.send_study, local))
-    return send_all(local, senders, on_trial)
+    return send_all(local, senders)
 
 
 def analyze(folder: str | Path, *, storage: str | None = None, accept: bool = False) -> Analysis:

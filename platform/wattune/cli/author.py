@@ -234,17 +234,8 @@ SearchOption = Annotated[str | None, typer.Option("--search", metavar="WORDS", h
 @app.command()
 def metrics(search: SearchOption = None, as_json: JsonOption = False) -> None:
     """Lists every metric: its unit, what it means, which direction is better, and the tables it comes from."""
-    found = [
-        {
-            "name": one.name,
-            "group": one.group,
-            "unit": one.unit,
-            "better": one.better,
-            "meaning": one.meaning,
-            "tables": list(one.tables),
-        }
-        for one in METRICS.values()
-    ]
+    told = ("name", "group", "unit", "better", "meaning")
+    found = [{name: getattr(one, name) for name in told} | {"tables": list(one.tables)} for one in METRICS.values()]
     found = _having(found, search, METRICS)
     answer(as_json, {"metrics": found}, metric_list(found))
 

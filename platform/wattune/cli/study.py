@@ -336,27 +336,22 @@ def view_of(planned: api.StudyPlan, console: Console = out) -> StudyProgress:
     return view
 
 
+_TOLD: Final = (
+    "num_now num_references num_race num_finalists num_again device_s device_now_s measured estimated num_timeouts "
+    "num_kept num_drawn"
+)
+"""Figures of a preview that are in its JSON by their own names."""
+
+
 def _as_json(preview: Preview) -> dict[str, Any]:
+    first = [{"trial_id": one.spec.trial_id, "role": one.role, "expected_s": one.expected_s} for one in preview.first]
     return {
         "num_trials": preview.num_left,
-        "num_now": preview.num_now,
-        "num_references": preview.num_references,
-        "num_race": preview.num_race,
-        "num_finalists": preview.num_finalists,
-        "num_again": preview.num_again,
+        **{name: getattr(preview, name) for name in _TOLD.split()},
         "done": {str(status): count for status, count in preview.done.items()},
-        "device_s": preview.device_s,
-        "device_now_s": preview.device_now_s,
-        "measured": preview.measured,
-        "estimated": preview.estimated,
-        "num_timeouts": preview.num_timeouts,
-        "num_kept": preview.num_kept,
-        "num_drawn": preview.num_drawn,
         "space": preview.space_number,
         "changes": list(preview.changes),
-        "first": [
-            {"trial_id": one.spec.trial_id, "role": one.role, "expected_s": one.expected_s} for one in preview.first
-        ],
+        "first": first,
     }
 
 

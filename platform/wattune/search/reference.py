@@ -5,6 +5,7 @@ as heads that divide a width, only `wattune plan` checks.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -21,24 +22,6 @@ SCHEMA_NAME: Final = "space.schema.json"
 
 DIALECT: Final = "http://json-schema.org/draft-07/schema#"
 """The version of JSON Schema that the YAML language server reads."""
-
-SECTIONS: Final = {
-    "ModelEntry": "model",
-    "ClusterEntry": "cluster",
-    "DeviceEntry": "cluster.device",
-    "NetworkEntry": "cluster.network",
-    "HostEntry": "cluster.host",
-    "WorkloadEntry": "workload",
-    "TokensEntry": "workload.tokens",
-    "LoraEntry": "workload.lora",
-    "MeasureEntry": "measure",
-    "LimitsEntry": "limits",
-    "Search": "search",
-    "Finalists": "search.finalists",
-    "LadderSettings": "search.ladder",
-    "Burst": "search.ladder.burst",
-}
-"""Place in the file of each mapping, in the order of the page."""
 
 _UNITS: Final = {"min_seconds": "s", "soak_seconds": "s", "seq_len": "tokens", "global_batch_size": "sequences"}
 """Units of keys whose names have no suffix of one."""
@@ -93,6 +76,21 @@ def reference_page() -> str:
     return "\n".join(_page(schema)) + "\n"
 
 
+def sections(schema: JsonSchema) -> dict[str, str]:
+    """Returns the place in the file of each mapping, by its definition's name, in the order of the keys."""
+    found: dict[str, str] = {}
+
+    def walk(own: JsonSchema, place: str) -> None:
+        for key, spec in own.get("properties", {}).items():
+            for name in re.findall(r"\$defs/(\w+)", json.dumps(spec)):
+                if name not in found:
+                    found[name] = f"{place}{key}"
+                    walk(schema["$defs"][name], f"{place}{key}.")
+
+    walk(schema, "")
+    return found
+
+
 def _page(schema: JsonSchema) -> Iterator[str]:
     yield "# Keys of a search space"
     yield ""
@@ -112,7 +110,7 @@ def _page(schema: JsonSchema) -> Iterator[str]:
     for name, axis in schema["properties"]["space"]["properties"].items():
         yield f"| `{name}` | {_type(axis['items'], schema)} | {axis['description']} |"
     yield ""
-    for definition, place in SECTIONS.items():
+    for definition, place in sections(schema).items():
         own = schema["$defs"][definition]
         yield f"## `{place}`"
         yield ""
@@ -156,7 +154,7 @@ def _options(spec: JsonSchema) -> list[JsonSchema]:
 def _type(spec: JsonSchema, schema: JsonSchema) -> str:
     """Describes the values of a key in a cell of a table."""
     if "$ref" in spec:
-        place = SECTIONS[spec["$ref"].rpartition("/")[2]]
+        place = sections(schema)[spec["$ref"].rpartition("/")[2]]
         return f"[mapping](#{place.replace('.', '')})"
     if "enum" in spec:
         names = [f"`{one}`" for one in spec["enum"]]
