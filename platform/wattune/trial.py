@@ -75,8 +75,16 @@ class Measure:
         return max(self.min_steps - num_measured, math.ceil(missing_s / step_time_s))
 
 
+class _Known:
+    """An id that was computed once: it is no field of its specification."""
+
+    __slots__ = ("id_text",)
+
+    id_text: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialSpec:
+class TrialSpec(_Known):
     """One configuration, complete and hashable: a model, a cluster, an engine, a workload and a plan."""
 
     model: ModelSpec
@@ -101,10 +109,18 @@ class TrialSpec:
         new axis or field changes the id of no stored trial. Called on an effective specification (see
         `wattune.search.prune`), equal ids mean equal work.
         """
-        later = (name for name in ("program", "stands_for") if getattr(self, name) is not None)
-        names = sorted((*_PARTS, *later))
-        parts = ",".join(f'"{name}":{_identity_text(getattr(self, name))}' for name in names)
-        return hashlib.sha256(f"{{{parts}}}".encode()).hexdigest()[:TRIAL_ID_DIGITS]
+        try:
+            return self.id_text
+        except AttributeError:
+            later = (name for name in ("program", "stands_for") if getattr(self, name) is not None)
+            names = sorted((*_PARTS, *later))
+            parts = ",".join(f'"{name}":{_identity_text(getattr(self, name))}' for name in names)
+            return self.known_as(hashlib.sha256(f"{{{parts}}}".encode()).hexdigest()[:TRIAL_ID_DIGITS]).id_text
+
+    def known_as(self, trial_id: str) -> "TrialSpec":
+        """Takes the id that was computed of the same content, and returns itself."""
+        object.__setattr__(self, "id_text", trial_id)
+        return self
 
     @property
     def read_as(self) -> "TrialSpec":
@@ -175,12 +191,17 @@ class TrialSpec:
         return spec
 
 
+def ids_of(specs: Sequence[TrialSpec]) -> str:
+    """Returns the ids of specifications as one text, which tells them and their order from any others."""
+    return "".join(spec.trial_id for spec in specs)
+
+
 def packed(specs: Sequence[TrialSpec]) -> bytes:
-    """Returns specifications as JSON that says once what they share: plans, the rest, and each one's places of both."""
+    """Returns specifications as JSON: the plans, the rest, and of each specification its places in both and its id."""
     plans, others, each = dict[Plan, int](), dict[TrialSpec, int](), []
     for spec in specs:
         other = replace(spec, plan=Plan())
-        each.append((plans.setdefault(spec.plan, len(plans)), others.setdefault(other, len(others))))
+        each.append((plans.setdefault(spec.plan, len(plans)), others.setdefault(other, len(others)), spec.trial_id))
     return json.dumps([[*map(asdict, plans)], [one.to_json() for one in others], each]).encode()
 
 
@@ -188,7 +209,7 @@ def unpacked(content: bytes) -> list[TrialSpec]:
     """Returns the specifications that `packed` wrote. Raises what `TrialSpec.from_json` raises: it did not."""
     of_plans, of_others, each = json.loads(content)
     plans, others = [*map(plan_of, of_plans)], [*map(TrialSpec.from_json, of_others)]
-    return [replace(others[other], plan=plans[plan]) for plan, other in each]
+    return [replace(others[other], plan=plans[plan]).known_as(trial_id) for plan, other, trial_id in each]
 
 
 def plan_of(data: Mapping[str, Any]) -> Plan:

@@ -5,18 +5,19 @@ The results are read once and the candidates estimated once, whoever asks.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import cache, cached_property
+from dataclasses import asdict, replace
+from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from wattune.api.spaces import GUIDED, StudyPlan
-from wattune.catalog.hardware import DeviceSpec
+from wattune.api.spaces import GUIDED, StudyPlan, keep_plan
+from wattune.catalog.hardware import ClusterSpec, DeviceSpec
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import Coefficients, Estimates, estimate
 from wattune.cost.out_of_memory import CERTAIN, MemoryRisk
+from wattune.cost.tables import EstimatedMetric
 from wattune.errors import PlanError
 from wattune.fidelity import is_burst, is_soak
 from wattune.fitting.device import MeasuredTrial
@@ -27,8 +28,9 @@ from wattune.ranking.spreads import learned_scatter
 from wattune.run import Numbers, RunStatus
 from wattune.search.forecast import MEMORY_RULE, Unfitting, duration_s
 from wattune.search.strategies.protocol import Observation, Strategy
+from wattune.storage.known_results import ESTIMATES, kept
 from wattune.storage.study import StudyFolder
-from wattune.trial import Measure, TrialSpec
+from wattune.trial import Measure, TrialSpec, ids_of
 
 CPU: Final = "cpu"
 
@@ -106,10 +108,16 @@ class Beforehand:
     planned: StudyPlan
     """The study, with the candidates that the estimates are of."""
 
-    def __init__(self, planned: StudyPlan, storage: Path, specs: Sequence[TrialSpec] | None = None) -> None:
-        """Reads and computes nothing yet; `specs` stand in for the candidates."""
+    def __init__(
+        self,
+        planned: StudyPlan,
+        storage: Path,
+        specs: Sequence[TrialSpec] | None = None,
+        study: Path | None = None,
+    ) -> None:
+        """Reads and computes nothing yet; `specs` stand in for the candidates, and a `study` keeps their estimates."""
         self.planned = planned
-        self._storage = storage
+        self._storage, self._study = storage, study
         self._specs = planned.candidates.specs if specs is None else specs
         self._others = OtherStudies(storage, apart_from=planned.name)
 
@@ -143,7 +151,30 @@ class Beforehand:
     @cached_property
     def estimates(self) -> Estimates | None:
         """Estimates of the candidates; None where one of them has none."""
-        return self._predict(self._specs)
+        made = partial(self._predict, self._specs)
+        return made() if self._study is None else self._kept_estimates(self._study, made)
+
+    def _kept_estimates(self, study: Path, make: Callable[[], Estimates | None]) -> Estimates | None:
+        """Returns the candidates' estimates that a study keeps, else those that are made now."""
+
+        def made() -> dict[str, Any]:
+            return {} if (found := make()) is None else asdict(found)
+
+        follows_from = self.planned.spec, ids_of(self._specs), [*map(self._told, self.planned.spec.clusters)]
+        found = kept(study / ESTIMATES, len(self._specs), made, *follows_from)
+        columns = {name: EstimatedMetric(**one) for name, one in found.get("columns", {}).items()}
+        return Estimates(**{**found, "columns": columns}) if found else None
+
+    def _told(self, cluster: ClusterSpec) -> Coefficients | None:
+        """Returns what predictions of a cluster follow from."""
+        with suppress(PlanError):
+            return self._others.coefficients(cluster.sensed_device)
+        return None
+
+    def keep(self, study: Path) -> None:
+        """Leaves plans and estimates with a study, for who asks it later."""
+        keep_plan(self.planned, study)
+        self._kept_estimates(study, lambda: self.estimates)
 
     @cached_property
     def _places(self) -> Mapping[TrialSpec, int]:
@@ -175,8 +206,8 @@ class Beforehand:
         over = np.flatnonzero(self.out_of_memory.estimated > CERTAIN).tolist()
         if found is None or not over:
             return self
-        stay = {*(folder.key()[0] for folder in study.trials()), self.planned.spec.search.reference}
-        over = [place for place in over if kept[place].trial_id not in stay]
+        begun, named = study.begun(), self.planned.spec.search.reference
+        over = [place for place in over if (own := kept[place].trial_id) != named and not begun(own)]
         fits = np.setdiff1d(np.arange(len(kept)), over)
         unfitting = tuple(Unfitting(kept, found, np.array(over, np.intp)))
         candidates = replace(

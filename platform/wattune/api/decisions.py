@@ -27,7 +27,7 @@ from wattune.ranking.suggestions import suggest as suggest_for
 from wattune.run import RunStatus
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.protocol import CHOSEN_EVERY, MOST_TAUGHT, Problem, telling
-from wattune.storage.known_results import FITS, read_known, write_known
+from wattune.storage.known_results import FEATURES, FITS, read_known, write_known
 from wattune.storage.study import StudyFolder
 from wattune.trial import TrialSpec
 
@@ -171,18 +171,17 @@ def measured(folder: StudyFolder, source: Source | None = None) -> tuple[Beforeh
         planned = plan_again(folder.document(), folder.path)
     except SpaceError as error:
         raise PlanError(f"{folder.path / 'study.yaml'} is not a space of this version: {error}") from error
-    return Beforehand(planned, folder.path.parent).fitting(folder), source
+    return Beforehand(planned, folder.path.parent, study=folder.path).fitting(folder), source
 
 
 def _unmeasured(planned: StudyPlan, results: Results) -> list[TrialSpec]:
     """Returns the candidates without a full run that ended: what a burst measured is ranked nowhere."""
     tried = {
-        result.trial_id: spec
-        for spec, result in results
+        result.trial_id
+        for _, result in results
         if result.status.is_final and not (is_burst(result) and result.status is RunStatus.COMPLETED)
     }
-    ran = {*tried.values()}  # few ids are computed
-    return [one.read_as for one in planned.candidates.specs if one not in ran and one.trial_id not in tried]
+    return [one.read_as for one in planned.candidates.specs if one.trial_id not in tried]
 
 
 def _timed(pace: Pace, least_s: float) -> Callable[[TrialSpec], float]:
@@ -200,8 +199,10 @@ def _model(
     """
     # A trial of an earlier space may be none of the candidates now; what it measured still counts.
     planned, candidates = known.planned, known.planned.candidates.specs
-    specs = list(dict.fromkeys([*(one.read_as for one in candidates), *(spec for spec, _ in results)]))
-    if specs != candidates:
+    each = {one.trial_id: one for one in (one.read_as for one in candidates)}
+    for spec, _ in results:
+        each.setdefault(spec.trial_id, spec)
+    if (specs := [*each.values()]) != candidates:
         known = Beforehand(planned, folder.path.parent, specs)
     fits = read_known(path := folder.path / FITS)
     num_fits = len(fits)
@@ -212,6 +213,7 @@ def _model(
         estimates=None if known.estimates is None else known.estimates.columns,
         warm=known.warm(),
         fits=fits,
+        features=folder.path / FEATURES,
     )
     model, final = ModelGuided(problem, stops=False), [pair for pair in results if pair[1].status.is_final]
     first = {result.trial_id: result for _, result in reversed(final)}

@@ -232,6 +232,7 @@ def run_study(
             except KeyboardInterrupt:  # while Ray started or ended: what was done is ranked and reported all the same
                 controller.interrupt()
                 hold()
+            before.keep(study.path)
             source = Source.of_folder(study)
             done = known.fitting(study), source
             ranking = _ranked(study, source, lambda found: over_all_plans(found, *done))

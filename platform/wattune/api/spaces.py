@@ -27,14 +27,11 @@ from wattune.search.strategies.protocol import Observation, Problem, Strategy
 from wattune.search.strategy import is_searcher, make_strategy
 from wattune.steps.source import AUTO
 from wattune.storage.documents import parse_yaml
-from wattune.storage.known_results import PLAN, read_known, write_known
+from wattune.storage.known_results import LEAST_KEPT, PLAN, read_known, write_known
 from wattune.trial import TrialSpec, packed, unpacked
 
 GUIDED: Final = "model_guided"
 """The strategy that uses estimates and earlier results."""
-
-LEAST_KEPT: Final = 1000
-"""Trials of a space from which on a study keeps them for the next time that it is planned."""
 
 _PEAK: Final = re.compile(r"_peak_(\d+)(ms|s)_")
 """Window in the name of a peak's metric."""
@@ -195,9 +192,15 @@ def plan_again(document: Mapping[str, Any], study: Path) -> StudyPlan:
         kept = tuple(Candidate(spec=one, config={}) for one in unpacked(known["specs"].tobytes()))
         return StudyPlan(spec=spec, candidates=Candidates(kept=kept, rejected=(), equivalent=()))
     found = StudyPlan(spec=spec, candidates=prune(spec))
-    if len(found.kept) >= LEAST_KEPT:
-        write_known(study / PLAN, {"specs": np.frombuffer(packed(found.candidates.specs), np.uint8)}, spec)
+    keep_plan(found, study)
     return found
+
+
+def keep_plan(planned: StudyPlan, study: Path) -> None:
+    """Keeps the trials of a large space with its study, for the next time that it is planned."""
+    if len(planned.kept) >= LEAST_KEPT:
+        content = np.frombuffer(packed(planned.candidates.specs), np.uint8)
+        write_known(study / PLAN, {"specs": content}, planned.spec)
 
 
 def scale(path: Path, to: str, *, allow_percent: float | None = None) -> tuple[str, StudyPlan, list[Scaled]]:

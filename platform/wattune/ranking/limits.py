@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -41,39 +42,52 @@ def by_limit(pairs: Results, varied: VariedBound, find: Find) -> list[LimitRows]
     `PlanError`: a device cannot be predicted.
     """
     groups: dict[TrialSpec, list[tuple[TrialSpec, Run]]] = defaultdict(list)
+    unlimited = cache(lambda plan: replace(plan, power_limit_w=None))  # thousands of trials have hundreds of plans
     for spec, run in pairs if varied.metric == LIMIT and varied.limit_metric is None else ():
         if not is_command(spec) and all(run.metrics.get(name) for name in FIGURES):
-            groups[replace(spec, plan=replace(spec.plan, power_limit_w=None))].append((spec, run))
+            groups[replace(spec, plan=unlimited(spec.plan))].append((spec, run))
 
     top_w = varied.values[-1]
     there = {base: _nearest(ran, top_w) for base, ran in groups.items()}
-    left = {base: ran for base, ran in groups.items() if limit_of(there[base]) != top_w}
-    speeds = {base: rows[0]["tokens_per_s"]["value"] for base, rows in _of_plans(left, [top_w], find).items()}
-    for base in groups.keys() - left.keys():  # measured there: no estimate is needed
-        speeds[base] = float(np.mean([run.metrics["tokens_per_s"] for one, run in groups[base] if one == there[base]]))
+    speeds = {base: _mean(groups[base], near, "tokens_per_s") for base, near in there.items()}
+    left = [base for base, near in there.items() if limit_of(near) != top_w]
+    found = estimate([*(_at(base, top_w) for base in left), *(there[base] for base in left)], find)
+    of_top, of_nearest = np.split(found.columns["tokens_per_s"].value, 2)
+    for base, at, by in zip(left, of_top.tolist(), of_nearest.tolist(), strict=True):
+        speeds[base] = at * speeds[base] / by
     fastest = sorted(groups, key=speeds.__getitem__, reverse=True)
     of_jobs = {base.model.name: base for base in reversed(fastest)}.values()  # a rack is split over all of them
     first = sorted(dict.fromkeys([*of_jobs, *fastest[:5]]), key=fastest.index)
-    return [_of_plans({base: groups[base]}, varied.values, find)[base] for base in first]
+    return _of_plans({base: groups[base] for base in first}, varied.values, find)
 
 
 def _nearest(ran: Results, limit_w: float) -> TrialSpec:
     return min((one for one, _ in ran), key=lambda one: abs(limit_of(one) - limit_w))
 
 
-def _of_plans(groups: Mapping[TrialSpec, Results], values_w: Sequence[float], find: Find) -> dict[TrialSpec, LimitRows]:
+def _at(base: TrialSpec, limit_w: float) -> TrialSpec:
+    return replace(base, plan=replace(base.plan, power_limit_w=round(limit_w)))
+
+
+def _mean(ran: Results, near: TrialSpec, name: str) -> float:
+    got = [run.metrics[name] for one, run in ran if one == near]
+    return float(np.mean(got)) if len(got) > 1 else float(got[0])
+
+
+def _of_plans(groups: Mapping[TrialSpec, Results], values_w: Sequence[float], find: Find) -> list[LimitRows]:
     """Reads plans, each with what ran of it, at each limit. They are estimated at once."""
-    asked = [replace(base, plan=replace(base.plan, power_limit_w=round(one))) for base in groups for one in values_w]
+    asked = [_at(base, one) for base in groups for one in values_w]
     nearest = [_nearest(ran, value) for ran in groups.values() for value in values_w]
-    columns, found = estimate([*asked, *nearest], find).columns, dict[TrialSpec, LimitRows]()
+    columns, found = estimate([*asked, *nearest], find).columns, list[LimitRows]()
     for number, (base, ran) in enumerate(groups.items()):
-        rows = found[base] = []
+        rows: LimitRows = []
+        found.append(rows)
         for place, value in enumerate(values_w, number * len(values_w)):
             near = nearest[place]
             row: dict[str, Any] = {"plan": base.label, "job": base.model.name, "limit_w": value}
             row |= {"num_devices": base.cluster.world_size, "measured": limit_of(near) == value}
             for name in FIGURES:
-                got = float(np.mean([run.metrics[name] for one, run in ran if one == near]))
+                got = _mean(ran, near, name)
                 at, by = columns[name].value[[place, len(asked) + place]]
                 off = 100 * LIMIT_ERROR * abs(np.log(at / by))
                 read = read_as(got, by, at, measured_log_std=0.0, distance_percent=off)

@@ -3,8 +3,9 @@
 It is a copy that a reader leaves for the next one; the trials' own files remain the truth. A row counts while both
 files of its trial are those it was read from: of the same size, times and inode, which neither a copy elsewhere nor an
 edit keeps. The file has its digest in front. Torn, damaged or of another format it is as if it were not there, so it
-is written without care for a crash. It is packed lines of JSON: the format with the parts that trials share, then
-`[folder, files, number of its parts, plan, result]` for each trial.
+is written without care for a crash. It is packed lines of JSON: the format with the texts that trials share, then
+`[folder, files, specification without its plan, plan, names of metrics, metrics, result without them]` for each trial,
+the three in the middle as numbers of such texts.
 """
 
 import hashlib
@@ -13,10 +14,10 @@ import json
 import os
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any, Final
 from zipfile import BadZipFile
@@ -26,6 +27,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic_core import from_json
 
+from wattune.plans.axes import Plan
 from wattune.run import Run
 from wattune.storage.digests import SETTLED_NS
 from wattune.storage.format import FORMAT
@@ -37,9 +39,20 @@ RESULTS: Final = "trials/.results"
 
 FITS: Final = "trials/.fits"
 PLAN: Final = "trials/.plan"
+ESTIMATES: Final = "trials/.estimates"
+FEATURES: Final = "trials/.features"
+
+_LAYOUT: Final = 2
+"""Of its lines; one of another layout is as if it were not there."""
+
+LEAST_KEPT: Final = 1000
+"""Trials of a space from which on a study keeps what follows from them."""
 
 LEAST_NEW: Final = 250
 """Trials that are not in the file, and a twentieth of all at least, from which on it is written."""
+
+Tree = Mapping[str, Any]
+"""Arrays by name, or further trees."""
 
 
 @cache
@@ -62,6 +75,22 @@ def write_known(path: Path, arrays: Mapping[str, NDArray[Any]], *follows_from: o
     _leave(path, _digest(follows_from, sink.getvalue()) + sink.getvalue(), 0o666)
 
 
+def kept(path: Path, num_trials: int, make: Callable[[], Tree], *follows_from: object) -> dict[str, Any]:
+    """Returns a tree of arrays that was kept, else one that is made now, and kept where it is of many trials."""
+    found = dict[str, Any]()
+    for place, array in (read_known(path, *follows_from) if num_trials >= LEAST_KEPT else {}).items():
+        *branch, name = place.split("/")
+        reduce(lambda at, one: at.setdefault(one, {}), branch, found)[name] = array
+    if not found and (found := dict(make())) and num_trials >= LEAST_KEPT:
+        write_known(path, dict(_leaves(found)), *follows_from)
+    return found
+
+
+def _leaves(tree: Tree, at: str = "") -> Iterator[tuple[str, NDArray[Any]]]:
+    for name, one in tree.items():
+        yield from _leaves(one, f"{at}{name}/") if isinstance(one, Mapping) else ((f"{at}{name}", np.asarray(one)),)
+
+
 def _digest(follows_from: tuple[object, ...], content: bytes) -> bytes:
     return hashlib.sha256(b"".join([_code(), repr(follows_from).encode(), content])).digest()
 
@@ -73,8 +102,11 @@ class KnownResults:
         """Reads the file of a study's folder, if it is there and whole."""
         self._path = study / RESULTS
         self._numbers: dict[str, int] = {}
+        self._texts: list[str] = []
+        self._read_texts: dict[int, Any] = {}
         self._rows: dict[str, tuple[str, list[Any], bytes]] = {}
         self._specs: dict[int, TrialSpec] = {}
+        self._plans: dict[int, Plan] = {}
         self._kept: list[bytes] = []
         self._num_new, self._mode = 0, 0o666
         self._begun_ns = time.time_ns()
@@ -85,9 +117,9 @@ class KnownResults:
         if hashlib.sha256(packed := content[32:]).digest() != content[:32]:
             return
         first, *lines = pa.input_stream(pa.py_buffer(packed), compression="zstd").read().split(b"\n")
-        form, parts = from_json(first)
-        if form == FORMAT:
-            self._numbers = {text: number for number, text in enumerate(parts)}
+        form, layout, self._texts = from_json(first)
+        if (form, layout) == (FORMAT, _LAYOUT):
+            self._numbers = {text: number for number, text in enumerate(self._texts)}
             self._rows = {(row := from_json(line))[0]: (row[1], row[2:], line) for line in lines}
 
     def files_of(self, folder: str) -> str:
@@ -107,30 +139,41 @@ class KnownResults:
         known, own, line = self._rows.get(name, ("", [], b""))
         if not files or known != files:
             return None
-        number, plan, result = own
+        of_spec, of_plan, of_names, values, result = own
         try:
-            spec = self._specs.get(number)
+            spec, plan = self._specs.get(of_spec), self._plans.get(of_plan)
+            if plan is None:
+                plan = self._plans[of_plan] = plan_of(self._shared(of_plan))
             if spec is None:
-                spec = self._specs[number] = TrialSpec.from_json({**from_json([*self._numbers][number]), "plan": plan})
-            found = replace(spec, plan=plan_of(plan)), Run.from_json(result, is_sound=True)
+                whole = {**self._shared(of_spec), "plan": self._shared(of_plan)}
+                spec = self._specs[of_spec] = TrialSpec.from_json(whole)
+            metrics = dict(zip(self._shared(of_names), values, strict=True))
+            spec = replace(spec, plan=plan).known_as(name.partition("-")[0])
+            found = spec, Run.from_json({**result, "metrics": metrics}, is_sound=True)
         except NO_TRIAL:
             return None
         self._kept.append(line)
         return found
 
+    def _shared(self, number: int) -> Any:
+        known = self._read_texts
+        return known[number] if number in known else known.setdefault(number, from_json(self._texts[number]))
+
     def add(self, name: str, files: str, spec: Mapping[str, Any], result: Mapping[str, Any]) -> None:
         """Keeps the content of a trial's files that were read and found whole."""
         if files:
-            parts = json.dumps({key: value for key, value in spec.items() if key not in ("plan", "trial_id")})
-            number = self._numbers.setdefault(parts, len(self._numbers))
-            self._kept.append(json.dumps([name, files, number, spec["plan"], result]).encode())
+            own = {key: value for key, value in spec.items() if key not in ("plan", "trial_id")}
+            shared = (json.dumps(one) for one in (own, spec["plan"], [*result["metrics"]]))
+            numbers = [self._numbers.setdefault(text, len(self._numbers)) for text in shared]
+            others = {key: value for key, value in result.items() if key != "metrics"}
+            self._kept.append(json.dumps([name, files, *numbers, [*result["metrics"].values()], others]).encode())
             self._num_new += 1
 
     def write(self) -> None:
         """Writes the file where enough is new. Where it cannot be written, the next reader reads the trials."""
         if self._num_new < max(LEAST_NEW, 0.05 * len(self._kept)):
             return
-        plain = b"\n".join([json.dumps([FORMAT, [*self._numbers]]).encode(), *self._kept])
+        plain = b"\n".join([json.dumps([FORMAT, _LAYOUT, [*self._numbers]]).encode(), *self._kept])
         with pa.CompressedOutputStream(sink := pa.BufferOutputStream(), "zstd") as stream:
             stream.write(plain)
         content = sink.getvalue().to_pybytes()

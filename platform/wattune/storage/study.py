@@ -3,7 +3,7 @@
 ```
 <storage>/<study>/study.yaml space.<n>.yaml candidates.parquet    see `wattune.storage.spaces`
 <storage>/<study>/ranking.parquet report.html
-  trials/.results trials/.fits trials/.plan    for the next reader (`wattune.storage.known_results`)
+  trials/.results .fits .plan .estimates .features    for the next reader (`wattune.storage.known_results`)
   trials/<trial_id>-<repeat>/spec.json run.json spans.parquet [kernels.parquet]
   trials/<trial_id>-<repeat>/telemetry/<node>/<tier>.parquet telemetry/<node>/manifest.json
   trials/<trial_id>-<repeat>/ranks.json stacks/rank<k>.txt    places of ranks; stacks of ranks that hung
@@ -18,7 +18,8 @@ none. So a study resumes from its folder.
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -336,6 +337,13 @@ class StudyFolder:
         """Lists every trial that was begun, finished or not."""
         found = _folders(self.path / "trials")
         return [TrialFolder(Path(path)) for path in found if os.path.exists(f"{path}/spec.json")]  # noqa: PTH110  # fast
+
+    def begun(self) -> Callable[[str], bool]:
+        """Returns what tells of a trial's id whether a repeat of it was begun before this call."""
+        folders = defaultdict[str, list[str]](list)
+        for path in _folders(self.path / "trials"):
+            folders[path.rpartition("/")[2].rpartition("-")[0]].append(path)
+        return lambda trial_id: any(os.path.exists(f"{path}/spec.json") for path in folders[trial_id])  # noqa: PTH110
 
     def results(self) -> list[tuple[TrialSpec, Run]]:
         """Reads every finished trial, with its specification. `finished` names those that cannot be read."""

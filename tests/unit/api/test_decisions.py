@@ -16,7 +16,7 @@ from wattune.errors import PlanError
 from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT
 from wattune.ranking.answer import answer_of
 from wattune.run import RunStatus
-from wattune.storage.known_results import FITS, PLAN
+from wattune.storage.known_results import ESTIMATES, FEATURES, FITS, PLAN
 from wattune.trial import TrialSpec
 from wattune.units import format_probability
 from wattune.view.answer import answer_lines
@@ -166,21 +166,26 @@ def test_plans_and_fits_that_are_kept_change_no_answer(tmp_path, monkeypatch, sc
     large = {"model": {"name": "llama3_8b", **scaled}, "cluster": "8x8 h100_sxm", "constraints": []}
     workload = {"seq_len": 4096, "global_batch_size": 256}
     study = write_study(tmp_path, lambda spec: spec.plan.micro_batch_size in (1, 8), **large, workload=workload)
-    kept = [study.path / name for name in (PLAN, FITS)]
+    kept = [study.path / name for name in (PLAN, FITS, ESTIMATES, FEATURES)]
 
     def answers() -> str:
         asked = api.suggest(study, budget="10h"), api.frontier(study, vary=f"{POWER} <= 900..1300 step 50")
         return json.dumps([one.to_json() for one in asked])
 
     without = answers()
-    assert not kept[0].exists(), "few trials are not kept"
+    assert [path.exists() for path in kept] == [False, True, False, False], "few trials are not kept"
     monkeypatch.setattr("wattune.api.spaces.LEAST_KEPT", 1)
+    monkeypatch.setattr("wattune.storage.known_results.LEAST_KEPT", 1)
     assert without == answers()
     times = [path.stat().st_mtime_ns for path in kept]
     assert without == answers() and times == [path.stat().st_mtime_ns for path in kept], "nothing was written again"
     for path in kept:
         path.write_bytes(path.read_bytes()[:-1])
     assert without == answers()
+    with monkeypatch.context() as patched:
+        for made in ("wattune.api.beforehand.estimate", "wattune.search.strategies.features.make_features"):
+            patched.setattr(made, None)
+        assert scaled or without == answers(), "neither is computed again"
     specs = plan_again(study.document(), study.path).candidates.specs
     assert [spec.to_json() for spec in specs] == [
         spec.to_json() for spec in api.plan(study.document()).candidates.specs

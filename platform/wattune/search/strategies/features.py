@@ -5,8 +5,9 @@ Columns that are equal for all candidates are left out, so that a space of one m
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.plans.axes import DEGREES
-from wattune.trial import TrialSpec
+from wattune.storage.known_results import kept
+from wattune.trial import TrialSpec, ids_of
 
 Matrix = NDArray[np.float32]
 
@@ -171,6 +173,13 @@ class Features:
         for each, column in zip(places, self.place_column, strict=True):
             distances2[column] += (each[one] - each[other]) ** 2
         return similar, distances2
+
+
+def kept_features(specs: Sequence[TrialSpec], num_earlier: int, path: Path) -> Features:
+    """Returns what `make_features` makes, from the file that keeps it if it is of these specifications."""
+    make, follows_from = lambda: asdict(make_features(specs, num_earlier)), (ids_of(specs), num_earlier)
+    found = kept(path, len(specs), make, *follows_from)
+    return Features(**{**found, "num_columns": int(found["num_columns"])})
 
 
 def make_features(specs: Sequence[TrialSpec], num_earlier: int = 0) -> Features:

@@ -15,7 +15,7 @@ from wattune.arrays import Indices, one_thread
 from wattune.fidelity import is_burst, is_soak
 from wattune.objective import Constraint
 from wattune.run import Prediction, Run, RunStatus
-from wattune.search.strategies.features import make_features
+from wattune.search.strategies.features import kept_features, make_features
 from wattune.search.strategies.gaussian_process import GaussianProcess, Vector
 from wattune.search.strategies.prediction import Predictions, log_joint
 from wattune.search.strategies.protocol import (
@@ -138,7 +138,8 @@ class ModelGuided:
         clusters = {id(spec.cluster): spec.cluster for spec in self._specs}.values()
         devices = {one.sensed_device.counted for one in clusters}
         warm = [one for one in problem.warm if one.spec.cluster.sensed_device.counted in devices]
-        self._features = make_features([*self._specs, *(one.spec for one in warm)], len(warm))
+        of_all, path = [*self._specs, *(one.spec for one in warm)], problem.features
+        self._features = kept_features(of_all, len(warm), path) if path else make_features(of_all, len(warm))
         self._problem, self._warm = problem, warm
         self._nowhere = np.zeros(len(self._specs) + len(warm), dtype=bool)
         self._goal = Quantity(metric=objective.metric)

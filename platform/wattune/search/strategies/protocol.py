@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from wattune.arrays import Floats
@@ -77,6 +78,8 @@ class Problem:
     """Results of earlier studies. Those of other devices are left out by the strategies that learn from them."""
     fits: dict[str, Floats] = field(default_factory=dict)
     """Fits that are known, and where those that are made go (`wattune.search.strategies.gaussian_process.fit`)."""
+    features: Path | None = None
+    """File that keeps the features of all candidates; None keeps none."""
 
 
 class Strategy(Protocol):
