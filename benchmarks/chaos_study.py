@@ -50,8 +50,8 @@ PROCESSES = {
 STANDING = ("raylet", "gcs")
 """Kinds that a cluster has without the study. One with a node beside the head's, which has a post, is only joined."""
 
-SERVERS = {"mlflow server": "mlflow", "storage server": "moto.server"}
-"""Servers a study sends its results to, with a text in their command lines."""
+SERVERS = ("mlflow server", "storage server")
+"""Servers a study sends its results to."""
 
 DISK = ("full disk", "full temporary disk", "read-only disk")
 CLOCKS = ("clock forward", "clock back")
@@ -81,14 +81,10 @@ GONE_WITHIN_S = 15.0
 """Longest that a process may outlive its study; a sampler's lease is 10 s."""
 
 
-def can_mount() -> bool:
-    """Returns whether this process may mount file systems in a namespace of its own."""
-    return os.geteuid() == 0 and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
-
-
 def in_own_namespace() -> None:
-    """Starts this program again where its mounts are seen by itself and its children only, and go with them."""
-    if os.environ.get("WATTUNE_CHAOS_MOUNTS") is None and can_mount():
+    """Starts this program again, if it may mount, where its mounts are seen by its children only, and go with them."""
+    may = os.geteuid() == 0 and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
+    if os.environ.get("WATTUNE_CHAOS_MOUNTS") is None and may:
         os.environ["WATTUNE_CHAOS_MOUNTS"] = "own"
         os.execvp("unshare", ["unshare", "-m", "--propagation", "private", sys.executable, *sys.argv])
 
@@ -329,14 +325,12 @@ class Place:
                 filler.unlink()
 
     def left(self) -> list[str]:
-        """Lists what is in the temporary folder and in shared memory, after the end of a cluster that was joined.
+        """Lists what is in the temporary folder and in shared memory.
 
         Compiled kernels stay on purpose, MLflow keeps an empty lock for each database, and the folders that every
         study of a user shares stay empty. After an error the latest cluster's folder stays for a day, for the logs
         that the message names.
         """
-        self.cluster.close()
-        shutil.rmtree(self.temporary / "ray", ignore_errors=True)
         shared = f"wattune-{os.getuid()}"
         log = self.folder / "log.txt"
         said = log.read_text() if log.exists() else ""
@@ -350,18 +344,18 @@ class Place:
             if not kept:
                 found.append(str(inside))
         if self.mounts:
-            found += [str(path) for path in sorted(Path("/dev/shm").iterdir()) if not self._is_the_servers(path)]
+            # MLflow's server makes one at each start, and leaves it when it is killed.
+            kept = [*Path("/dev/shm").glob("tmp*/")] if "mlflow server" in self.servers else []
+            found += [str(path) for path in sorted(Path("/dev/shm").iterdir()) if path not in kept]
         return found
 
-    def _is_the_servers(self, path: Path) -> bool:
-        """Returns whether a folder is one that MLflow's server makes at each start, and leaves when it is killed."""
-        return "mlflow server" in self.servers and path.is_dir() and path.name.startswith("tmp")
-
     def remaining(self) -> list[psutil.Process]:
-        """Returns the processes that live on after the study, beyond the time they may."""
+        """Returns the processes that live on after the study, beyond the time they may; ends a cluster it joined."""
         deadline_s = time.monotonic() + GONE_WITHIN_S
         while (alive := self._alive()) and time.monotonic() < deadline_s:
             time.sleep(0.2)
+        self.cluster.close()
+        shutil.rmtree(self.temporary / "ray", ignore_errors=True)
         return alive
 
     def _alive(self) -> list[psutil.Process]:
