@@ -338,15 +338,16 @@ class Place:
         found = []
         for path in sorted(self.temporary.rglob("*")):
             inside = path.relative_to(self.temporary)
-            kept = "inductor" in inside.parts or path.name.startswith("db_init_lock-") or str(inside) == shared
-            kept = kept or (path.is_dir() and str(inside) == f"{shared}/spool" and not any(path.iterdir()))
+            kept = "inductor" in str(inside) or path.name.startswith("db_init_lock-") or str(inside) == shared
+            whose = (f"{shared}/spool", f"{shared}/last_words")
+            kept = kept or (path.is_dir() and str(inside) in whose and not any(path.iterdir()))
             kept = kept or (len(failed) == 1 and (path == failed[0] or failed[0] in path.parents))
             if not kept:
                 found.append(str(inside))
         if self.mounts:
             # MLflow's server makes one at each start, and leaves it when it is killed.
-            kept = [*Path("/dev/shm").glob("tmp*/")] if "mlflow server" in self.servers else []
-            found += [str(path) for path in sorted(Path("/dev/shm").iterdir()) if path not in kept]
+            servers = [*Path("/dev/shm").glob("tmp*/")] if "mlflow server" in self.servers else []
+            found += [str(path) for path in sorted(Path("/dev/shm").iterdir()) if path not in servers]
         return found
 
     def remaining(self) -> list[psutil.Process]:
@@ -355,7 +356,8 @@ class Place:
         while (alive := self._alive()) and time.monotonic() < deadline_s:
             time.sleep(0.2)
         self.cluster.close()
-        shutil.rmtree(self.temporary / "ray", ignore_errors=True)
+        for path in (self.temporary / "ray", *self.temporary.glob("pymp-*")):  # that of its dashboard
+            shutil.rmtree(path, ignore_errors=True)
         return alive
 
     def _alive(self) -> list[psutil.Process]:

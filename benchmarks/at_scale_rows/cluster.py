@@ -33,6 +33,7 @@ from at_scale_rows import Row, measures
 from wattune.catalog.hardware import ClusterSpec
 from wattune.objective import Question
 from wattune.orchestrate import cluster as real
+from wattune.orchestrate.ask import on_node
 from wattune.orchestrate.cluster import Node, connect
 from wattune.orchestrate.lanes import client, train_runs
 from wattune.orchestrate.lanes.actor import LaneKeeper
@@ -168,7 +169,7 @@ class MadeUpKeeper(LaneKeeper):
         super().__init__(*given)
         rank = made_up_rank(TRUTH)
         train_runs._of_ranks = lambda *_: partial(train_runs._Trainer, rank)
-        self._sensors = ray.remote(Host).options(num_cpus=0, max_concurrency=1000).remote()
+        self._sensors = on_node(Host, self._node_id, max_concurrency=1000).remote()  # not on a node that leaves
 
     def telemetry_actors(self, nodes: Sequence[Node], backends: Sequence[str]) -> list[Any]:  # noqa: ARG002
         """Sensors that read nothing."""
