@@ -10,7 +10,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from wattune.errors import SpaceError, closest
@@ -21,9 +21,7 @@ _OBJECTIVE: Final = re.compile(r"\s*(maximize|minimize)\s+(\w+)\s*", re.ASCII)
 _CONSTRAINT: Final = re.compile(
     rf"\s*(\w+)\s*(<=|>=|<|>)\s*({NUMBER})\s*(?:\*\s*(\w+)\s*)?(?:\bsensor_gain_frac\s*=\s*({NUMBER})\s*)?", re.ASCII
 )
-_VARIED: Final = re.compile(
-    rf"\s*(\w+)\s*(<=|>=|<|>)\s*({NUMBER})\s*\.\.\s*({NUMBER})\s+step\s+({NUMBER})\s*(?:\*\s*(\w+)\s*)?", re.ASCII
-)
+_RANGE: Final = re.compile(rf"({NUMBER})\s*\.\.\s*({NUMBER})\s+step\s+({NUMBER})(?![\w.])", re.ASCII)
 _CONDITION: Final = re.compile(r"\s*(\w+)\s*(<=|>=|==|!=|<|>)\s*([\w.\-]+)\s*", re.ASCII)
 LONGEST_TEXT: Final = 200
 """Most characters of one objective, constraint or condition."""
@@ -164,30 +162,28 @@ class Question:
         return False if False in held else None if None in held else True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class VariedBound:
-    """A bound at several values, the tightest first."""
+    """A bound at several values."""
 
-    metric: str
-    operator: str
+    bound: Constraint
+    """With any of the values. A text has no gain of a sensor, and takes that of the bound that it stands for."""
     values: tuple[float, ...]
-    limit_metric: str | None = None
-    sensor_gain_frac: float = 0.0
-    """As a constraint's; a text has none, and takes that of the bound that it stands for."""
+    """The tightest first."""
+
+    @classmethod
+    def rising(cls, bound: Constraint, values: Iterable[float]) -> "VariedBound":
+        """Varies a bound over values that rise."""
+        tightest_first = tuple(values)[:: 1 if bound.operator.startswith("<") else -1]
+        return cls(bound, tightest_first)
 
     def at(self, value: float) -> Constraint:
         """Returns the bound at one value."""
-        return Constraint(
-            metric=self.metric,
-            operator=self.operator,
-            factor=value,
-            limit_metric=self.limit_metric,
-            sensor_gain_frac=self.sensor_gain_frac,
-        )
+        return replace(self.bound, factor=value)
 
     def replaces(self, constraint: Constraint) -> bool:
         """Returns whether a constraint bounds the same metric on the same side, so that this one stands for it."""
-        return constraint.metric == self.metric and constraint.operator[0] == self.operator[0]
+        return constraint.metric == self.bound.metric and constraint.operator[0] == self.bound.operator[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,29 +374,21 @@ def parse_varied(text: str) -> VariedBound:
     Raises `SpaceError` where the text has another form or names an unknown metric. Or its values are not a range that
     rises by a positive step, are more than `MOST_VALUES`, or are percentages where the metric is a fraction.
     """
-    match = _VARIED.fullmatch(text) if len(text) <= LONGEST_TEXT else None
-    if match is None:
+    found = _RANGE.search(text) if len(text) <= LONGEST_TEXT else None
+    at_high = "" if found is None else f"{text[: found.start()]}{found[2]} {text[found.end() :]}"
+    if found is None or not _CONSTRAINT.fullmatch(at_high) or "sensor_gain_frac" in at_high:
         raise SpaceError(
             f'"{text[:LONGEST_TEXT]}" is not a range of a bound; write "METRIC OP LOW..HIGH step STEP" with OP one of '
             '<= < >= >, such as "node_device_power_peak_1s_w <= 2000..2800 step 100"'
         )
-    low, high, step = (float(match[group]) for group in (3, 4, 5))
+    low, high, step = map(float, found.groups())
     if not all(map(math.isfinite, (low, high, step))) or step <= 0 or high < low:
         raise SpaceError(f'"{text}": got {low:g}..{high:g} step {step:g}; give LOW <= HIGH and a step above 0')
     if (high - low) / step >= MOST_VALUES:
         raise SpaceError(f'"{text}" has more than {MOST_VALUES} values; give a larger step')
-    metric = _metric(match[1], text)
-    if match[6] is None and high > 1 and _is_share(metric):
-        raise SpaceError(f'"{text}": {metric} is at most 1, a fraction; write {high / 100:g} for {high:g} %')
     count = math.floor((high - low) / step * (1 + 1e-12) + 1e-9) + 1
-    values = tuple(float(f"{low + number * step:.12g}") for number in range(count))
-    operator = match[2]
-    return VariedBound(
-        metric=metric,
-        operator=operator,
-        values=values if operator.startswith("<") else values[::-1],
-        limit_metric=_metric(match[6], text) if match[6] else None,
-    )
+    values = (float(f"{low + number * step:.12g}") for number in range(count))
+    return VariedBound.rising(parse_constraint(at_high), values)
 
 
 def parse_condition(text: str, fields: Mapping[str, Field]) -> Constraint | Condition:

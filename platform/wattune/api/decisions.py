@@ -72,7 +72,7 @@ def price(
     planned, results = known.planned, source.results
     varied = varied or _usual(planned, results, folder)
     replaced = (one.sensor_gain_frac for one in planned.spec.constraints if varied.replaces(one))
-    varied = replace(varied, sensor_gain_frac=max(replaced, default=0.0))
+    varied = replace(varied, bound=replace(varied.bound, sensor_gain_frac=max(replaced, default=0.0)))
     measured = {name for _, result in completed_pairs(results) for name in result.metrics}
     if missing := [name for name in varied.at(0.0).missing({}) if name not in measured]:
         raise PlanError(f"no trial of {folder.path} measured {missing[0]}; vary a bound on a metric that was measured")

@@ -146,7 +146,8 @@ class Frontier:
         return {
             **plain,
             "objective": str(self.objective),
-            "varied": {name: getattr(self.varied, name) for name in ("metric", "operator", "limit_metric", "values")},
+            "varied": {name: getattr(self.varied.bound, name) for name in ("metric", "operator", "limit_metric")}
+            | {"values": self.varied.values},
             "constraints": [str(one) for one in self.others],
             "warnings": list(self.warnings),
             "points": [one.to_json() for one in self.points],
@@ -243,13 +244,7 @@ def usual_range(constraint: Constraint, results: Results) -> VariedBound | None:
     unit = 10.0 ** math.floor(math.log10(least))  # the step is the next of 1, 2, 5, 10, ... times a power of ten
     step = next(unit * factor for factor in (1.0, 2.0, 5.0, 10.0) if unit * factor >= least * (1 - 1e-9))
     numbers = range(math.floor(low / step), math.ceil(high / step) + 1)
-    values = tuple(float(f"{number * step:.12g}") for number in numbers)
-    return VariedBound(
-        metric=constraint.metric,
-        operator=constraint.operator,
-        values=values if constraint.operator.startswith("<") else values[::-1],
-        limit_metric=constraint.limit_metric,
-    )
+    return VariedBound.rising(constraint, (float(f"{number * step:.12g}") for number in numbers))
 
 
 def _leading(

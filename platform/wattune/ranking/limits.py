@@ -11,7 +11,7 @@ import numpy as np
 from wattune.cost.clock import LIMIT_ERROR
 from wattune.cost.estimate import Find, estimate
 from wattune.cost.transfer import read_as
-from wattune.objective import VariedBound
+from wattune.objective import Constraint, VariedBound
 from wattune.plans.program import is_command
 from wattune.ranking.bounds import LIMIT
 from wattune.ranking.spreads import Results
@@ -31,7 +31,7 @@ def every_50_w(specs: Sequence[TrialSpec], *, to_least: bool = False) -> VariedB
     if to_least and least == max(limits):
         least = max((one.cluster.sensed_device.power_limit_least_w or least for one in specs), default=least)
     values = np.arange(max(limits), least - 1e-6, -STEP_W)[::-1]
-    return VariedBound(metric=LIMIT, operator="<=", values=tuple(map(float, values)))
+    return VariedBound.rising(Constraint(metric=LIMIT, operator="<=", factor=0.0), map(float, values))
 
 
 def by_limit(pairs: Results, varied: VariedBound, find: Find) -> list[LimitRows]:
@@ -43,7 +43,7 @@ def by_limit(pairs: Results, varied: VariedBound, find: Find) -> list[LimitRows]
     """
     groups: dict[TrialSpec, list[tuple[TrialSpec, Run]]] = defaultdict(list)
     unlimited = cache(lambda plan: replace(plan, power_limit_w=None))  # thousands of trials have hundreds of plans
-    for spec, run in pairs if varied.metric == LIMIT and varied.limit_metric is None else ():
+    for spec, run in pairs if varied.bound.metric == LIMIT and varied.bound.limit_metric is None else ():
         if not is_command(spec) and all(run.metrics.get(name) for name in FIGURES):
             groups[replace(spec, plan=unlimited(spec.plan))].append((spec, run))
 

@@ -38,8 +38,9 @@ def frontier_chart(found: Frontier) -> Chart | None:
             figure.data[-1].customdata = [row.trial_id for _, row in pairs]
     if best:
         figure.data[-1].update(mode="lines+markers", line={"color": FEASIBLE_COLOR, "shape": "hv", "width": 2})
-    limit = f" * {found.varied.limit_metric}" if found.varied.limit_metric else ""
-    figure.update_xaxes(title=f"{with_unit(found.varied.metric)} {found.varied.operator} ...{limit}")
+    bound = found.varied.bound
+    limit = f" * {bound.limit_metric}" if bound.limit_metric else ""
+    figure.update_xaxes(title=f"{with_unit(bound.metric)} {bound.operator} ...{limit}")
     figure.update_yaxes(title=with_unit(metric))
     caption = (
         "The best measured plan at each value of the bound, all others as they are. A ring is a trial that measured "

@@ -110,8 +110,8 @@ _Measured = tuple[FrontierPoint, RankedTrial | None]
 
 
 def _measured(found: Frontier, rows: list[_Measured], name: Callable[[TrialSpec, str], str]) -> Table:
-    metric, varied = found.objective.metric, found.varied
-    times = f" * {varied.limit_metric}" if varied.limit_metric else ""
+    metric, bound = found.objective.metric, found.varied.bound
+    times = f" * {bound.limit_metric}" if bound.limit_metric else ""
 
     def of_row(read: Callable[[FrontierPoint, RankedTrial], Any]) -> Callable[[_Measured], Any]:
         return lambda pair: None if pair[1] is None else read(pair[0], pair[1])
@@ -137,14 +137,14 @@ def _measured(found: Frontier, rows: list[_Measured], name: Callable[[TrialSpec,
         Column("bound", value, place="lead"),
         Column("plan", plan, place="lead"),
         Column(metric, of_row(lambda _, row: row.objective), metric),
-        Column(varied.metric, of_row(lambda point, row: (own := point.margin(row)) and own.got), varied.metric),
+        Column(bound.metric, of_row(lambda point, row: (own := point.margin(row)) and own.got), bound.metric),
         Column(
             "P(holds)", of_row(lambda point, row: (own := point.margin(row)) and own.holds_probability), PROBABILITY
         ),
         Column("P(best)", of_row(lambda _, row: row.best_probability), PROBABILITY),
         Column("gain", of_row(gain), PERCENT_CHANGE),
     ]
-    return Table(f"measured: {found.objective} where {varied.metric} {varied.operator} bound{times}", columns, rows)
+    return Table(f"measured: {found.objective} where {bound.metric} {bound.operator} bound{times}", columns, rows)
 
 
 def _predicted(found: Frontier, name: Callable[[TrialSpec, str], str]) -> Table:

@@ -9,12 +9,12 @@ from specs import made_run, trial_spec
 
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import estimate
-from wattune.objective import VariedBound
+from wattune.objective import VariedBound, parse_constraint
 from wattune.ranking.limits import FIGURES, by_limit, every_50_w, split
 from wattune.trial import limit_of
 
 LIMITS_W = (400.0, 450.0, 500.0, 550.0, 600.0, 650.0, 700.0)
-VARIED = VariedBound(metric="device_power_limit_w", operator="<=", values=LIMITS_W)
+VARIED = VariedBound(parse_constraint("device_power_limit_w <= 700"), LIMITS_W)
 
 
 def plan(limit_w, **more):
