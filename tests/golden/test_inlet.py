@@ -1,6 +1,6 @@
 """Temperatures predicted from power, with the inlet that devices at rest tell, against recorded series."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +12,6 @@ from specs import trial_spec
 
 from wattune.arrays import Floats
 from wattune.cost.batch import batches
-from wattune.cost.tables import Power
 from wattune.cost.temperature import H200, inlet_at_rest, predict
 from wattune.placement.slots import SlotReading, fit_map
 
@@ -42,10 +41,8 @@ def steady_c(trace: Trace, seconds: slice, inlet_c: float | None) -> float:
 
 def steady_of(mean_w: Floats, inlet_c: float | None) -> float:
     """Estimates from the mean power of each device."""
-    power = {"device_power_mean_max_w": mean_w.max(), "node_device_power_mean_w": mean_w.sum()}
     ((_, batch),) = batches([trial_spec(on=f"1x{len(mean_w)} h200_sxm", inlet_c=inlet_c)])
-    drawn = Power(**{each.name: np.array([power.get(each.name, 0.0)]) for each in fields(Power)})
-    return float(predict(batch, drawn, H200).value[0])
+    return float(predict(batch, mean_w.max(keepdims=True), mean_w.sum(keepdims=True), H200).value[0])
 
 
 @pytest.mark.parametrize(

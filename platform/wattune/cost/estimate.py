@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from wattune.arrays import Floats, Ints
+from wattune.arrays import Ints
 from wattune.catalog.hardware import ClusterSpec, DeviceSpec
 from wattune.cost import power, temperature
 from wattune.cost.batch import Batch, batches
@@ -27,7 +27,7 @@ from wattune.cost.flops import workload_flop_per_token
 from wattune.cost.memory.predict import predict as predict_memory
 from wattune.cost.step_time.facts import FACTS
 from wattune.cost.step_time.predict import predict as predict_step_time
-from wattune.cost.tables import FULL_MEMORY_FRAC, FULL_MEMORY_LONGER_FRAC, EstimatedMetric, Memory, Power, StepTime
+from wattune.cost.tables import FULL_MEMORY_FRAC, FULL_MEMORY_LONGER_FRAC, EstimatedMetric, Memory, StepTime
 from wattune.errors import PlanError
 from wattune.metrics import METRICS
 from wattune.trial import TrialSpec
@@ -47,9 +47,9 @@ _OF_PARTS: Final = {
 LIMITS: Final = ("matrix units", "memory bandwidth", "power limit", *_OF_PARTS)
 """Largest uses of a step's time, by which it is said to be limited."""
 
-PROFILE_FRACS: Final = (0.1, 0.03, 0.15)
-"""Shares by which a power profile may shorten and lengthen a step, and change power and energy, on B200 and Hopper
-(NVIDIA, "Datacenter Energy Optimized Power Profiles", 2025). Which does what to a plan is not known."""
+PROFILE_FRACS: Final = (0.1, 0.03)
+"""Shares by which a power profile may shorten and lengthen a step on B200 and Hopper (NVIDIA, "Datacenter Energy
+Optimized Power Profiles", 2025). Which does what to a plan is not known."""
 
 SLOWED_FRAC: Final = 0.97
 """Clock below which computing counts as limited by power."""
@@ -165,7 +165,7 @@ class Parts:
 
     memory: Memory
     step: StepTime
-    power: Power
+    power: Mapping[str, EstimatedMetric]
     temp_c: EstimatedMetric
     """Of the warmest device in the steady state."""
 
@@ -188,9 +188,10 @@ def estimate(specs: Sequence[TrialSpec], find: Find) -> Estimates:
     for positions, batch in _pieces(specs):
         coefficients = find(batch.device).on(batch.cluster)
         found = predict(batch, coefficients)
-        for name, one in _figures(batch, found).items():
+        figures = _figures(batch, found)
+        for name, column in columns.items():
             for end in ("value", "low", "high"):
-                getattr(columns[name], end)[positions] = getattr(one, end)
+                getattr(column, end)[positions] = getattr(figures[name], end)
         for name, size_bytes in found.memory.parts_bytes.items():
             memory_parts.setdefault(name, np.zeros(total, np.float32))[positions] = size_bytes
         for name, seconds in found.step.parts_s.items():
@@ -224,7 +225,8 @@ def predict(batch: Batch, coefficients: Coefficients) -> Parts:
     longer_frac = np.maximum(step.longer_frac, np.where(full, FULL_MEMORY_LONGER_FRAC, 0.0))
     step = replace(step, longer_frac=longer_frac, fills_memory=full)
     drawn = power.predict(batch, step, coefficients.power)
-    temp_c = temperature.predict(batch, drawn, coefficients.thermal)
+    hottest, node = drawn["device_power_mean_max_w"], drawn["node_device_power_mean_w"]
+    temp_c = temperature.predict(batch, hottest.value, node.value, coefficients.thermal)
     return Parts(memory=memory, step=step, power=drawn, temp_c=temp_c)
 
 
@@ -243,20 +245,11 @@ def _pieces(specs: Sequence[TrialSpec]) -> Iterator[tuple[Ints, Batch]]:
             yield positions + start, batch
 
 
-_POWERS: Final = {
-    "device_power_mean_w": "error_frac",
-    "device_power_peak_1s_w": "peak_error_frac",
-    "device_power_peak_100ms_w": "short_peak_error_frac",
-    "device_power_peak_20ms_w": "short_peak_error_frac",
-    "node_device_power_mean_w": "error_frac",
-    "node_device_power_peak_1s_w": "peak_error_frac",
-    "node_device_power_peak_100ms_w": "short_peak_error_frac",
-}
-"""Fields of `Power` with that of their error."""
-
 ESTIMATED: Final = (
     *("memory_peak_bytes", "memory_headroom_frac", "step_time_s", "tokens_per_s", "tokens_per_s_per_device"),
-    *("mfu_frac", "energy_per_token_j", *_POWERS, "device_temp_max_c", "clock_deficit_frac"),
+    *("mfu_frac", "energy_per_token_j", "device_power_mean_w", "device_power_peak_1s_w", "device_power_peak_100ms_w"),
+    *("device_power_peak_20ms_w", "node_device_power_mean_w", "node_device_power_peak_1s_w"),
+    *("node_device_power_peak_100ms_w", "device_temp_max_c", "clock_deficit_frac"),
 )
 """Metrics that are predicted."""
 
@@ -268,21 +261,16 @@ def _figures(batch: Batch, found: Parts) -> dict[str, EstimatedMetric]:
     world, tokens = batch.cluster.world_size, batch.workload.tokens_per_step
     size = EstimatedMetric.within(found.memory.peak_bytes, found.memory.error_frac)
     s, step_s = found.step, found.step.step_time_s
-    drawn, (shorter, longer, more) = found.power, (each * batch.profiled for each in PROFILE_FRACS)
+    shorter, longer = (each * batch.profiled for each in PROFILE_FRACS)
     least_s = step_s * np.maximum(1.0 - s.error_frac - shorter, 0.0)
     step = EstimatedMetric(value=step_s, low=least_s, high=step_s * (1.0 + s.longer_frac + longer))
-    lost, wide = drawn.clock_deficit_frac, power.CLOCK_ERROR + more
     figures = {
         "memory_peak_bytes": size,
         "step_time_s": step,
         "tokens_per_s": step.under(tokens),
         "tokens_per_s_per_device": step.under(tokens / world),
-        "energy_per_token_j": EstimatedMetric.within(drawn.energy_per_token_j, drawn.energy_error_frac + more),
-        **{name: _drawn(batch, name, drawn, more) for name in _POWERS},
+        **found.power,
         "device_temp_max_c": found.temp_c,
-        "clock_deficit_frac": EstimatedMetric(
-            value=lost, low=np.maximum(lost - wide, 0.0), high=np.minimum(lost + wide, 1.0)
-        ),
     }
     peak, room = batch.device.peak_flop_per_s(batch.dtype), batch.device.memory_bytes
     if peak is None or room is None:
@@ -292,14 +280,6 @@ def _figures(batch: Batch, found: Parts) -> dict[str, EstimatedMetric]:
     left = (1 - one / room for one in (size.value, size.high, size.low))
     figures["memory_headroom_frac"] = EstimatedMetric(**dict(zip(("value", "low", "high"), left, strict=True)))
     return figures
-
-
-def _drawn(batch: Batch, name: str, found: Power, more: Floats) -> EstimatedMetric:
-    """Returns a figure of power; a limit holds means of a second or more, so none is higher than it."""
-    one = EstimatedMetric.within(getattr(found, name), getattr(found, _POWERS[name]) + more)
-    devices = batch.cluster.devices_per_node if name.startswith("node_") else 1
-    most = np.inf if name.endswith("ms_w") else power.HELD_FRAC * batch.limit_w * devices
-    return replace(one, high=np.minimum(one.high, np.maximum(one.value, most)))
 
 
 def _limited_by(batch: Batch, step: StepTime) -> npt.NDArray[np.int8]:

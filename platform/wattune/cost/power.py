@@ -11,7 +11,7 @@ from wattune.catalog.hardware import DeviceSpec, chip_of
 from wattune.cost.batch import Batch
 from wattune.cost.clock import compute_w, slowed_frac
 from wattune.cost.coefficients import PowerCoefficients
-from wattune.cost.tables import Power, StepTime
+from wattune.cost.tables import EstimatedMetric, StepTime
 
 PEAK_WINDOW_S: Final = 1.0
 """Window of the peaks, as in the metrics of those names."""
@@ -42,6 +42,9 @@ SHORT_PEAK_ERROR_FRAC: Final = 0.19
 NODE_PEAK_FRAC: Final = 0.985
 """Peak of 100 ms of a node over the sum of its devices' own: not all are highest at once. With it estimates of the
 nodes of the same trials are right in the median."""
+
+PROFILE_ERROR_FRAC: Final = 0.15
+"""What a power profile may change of power and energy; see `wattune.cost.estimate.PROFILE_FRACS`."""
 
 CLOCK_ERROR: Final = 0.08
 """Half width of the 95 % interval of the lost clock, as a share of the clock: 119 trials on H200 are 3.2 points off in
@@ -125,8 +128,11 @@ def power_coefficients(device: DeviceSpec) -> PowerCoefficients | None:
     )
 
 
-def predict(batch: Batch, step: StepTime, coefficients: PowerCoefficients) -> Power:
-    """Predicts the power of candidates.
+def predict(batch: Batch, step: StepTime, coefficients: PowerCoefficients) -> dict[str, EstimatedMetric]:
+    """Predicts power, energy and lost clock of candidates, by the names of their metrics.
+
+    `device_power_mean_max_w`, the mean of the device that draws most, is no metric: the temperature follows it. An
+    interval holds the error of the power model, and what a wrong step time adds.
 
     The clock while computing is that of `step`, which `wattune.cost.clock` solved together with time. Ranks of all
     stages are in phase: between the warm-up and the cool-down of a pipeline every stage computes. Stages of `step`
@@ -163,24 +169,33 @@ def predict(batch: Batch, step: StepTime, coefficients: PowerCoefficients) -> Po
     least = c.peak_error_frac if c.full_peak_error_frac is None else c.full_peak_error_frac
     own_peak = least + (c.peak_error_frac - least) * room / ROOM_FRAC
     short_frac = max(c.peak_error_frac, SHORT_PEAK_ERROR_FRAC)
-    return Power(
-        device_power_mean_w=device_mean_w,
-        device_power_mean_max_w=mean_w.max(1),
-        device_power_peak_1s_w=peak_w.max(1),
-        device_power_peak_100ms_w=peak_100ms_w.max(1),
-        device_power_peak_20ms_w=peak_20ms_w.max(1),
-        node_device_power_mean_w=_worst_node_w(batch, mean_w),
-        node_device_power_peak_1s_w=_worst_node_w(batch, peak_w),
-        node_device_power_peak_100ms_w=_worst_node_w(batch, np.maximum(NODE_PEAK_FRAC * peak_100ms_w, peak_w)),
-        energy_per_token_j=device_mean_w * batch.cluster.world_size * step_s / tokens,
-        clock_deficit_frac=lost.sum(1) / batch.pp,
-        error_frac=_joined(c, c.error_frac, of_step, device_mean_w),
-        peak_error_frac=_joined(
-            c, own_peak, np.where(full & np.logical_not(step.fills_memory), 0.0, of_peak), peak_w.max(1)
+    profile = PROFILE_ERROR_FRAC * batch.profiled
+    of_mean = _joined(c, c.error_frac, of_step, device_mean_w) + profile
+    of_peak = np.where(full & np.logical_not(step.fills_memory), 0.0, of_peak)
+    of_second = _joined(c, own_peak, of_peak, peak_w.max(1)) + profile
+    of_short = _joined(c, short_frac, of_short, peak_100ms_w.max(1)) + profile
+    # A limit holds means of a second or more, so none is higher than it.
+    held_w, on_node = HELD_FRAC * batch.limit_w, batch.cluster.devices_per_node
+    within, deficit = EstimatedMetric.within, lost.sum(1) / batch.pp
+    energy_j = device_mean_w * batch.cluster.world_size * step_s / tokens
+    node_100ms_w = _worst_node_w(batch, np.maximum(NODE_PEAK_FRAC * peak_100ms_w, peak_w))
+    return {
+        "device_power_mean_w": within(device_mean_w, of_mean).below(held_w),
+        "device_power_mean_max_w": within(mean_w.max(1), of_mean).below(held_w),
+        "device_power_peak_1s_w": within(peak_w.max(1), of_second).below(held_w),
+        "device_power_peak_100ms_w": within(peak_100ms_w.max(1), of_short),
+        "device_power_peak_20ms_w": within(peak_20ms_w.max(1), of_short),
+        "node_device_power_mean_w": within(_worst_node_w(batch, mean_w), of_mean).below(held_w * on_node),
+        "node_device_power_peak_1s_w": within(_worst_node_w(batch, peak_w), of_second).below(held_w * on_node),
+        "node_device_power_peak_100ms_w": within(node_100ms_w, of_short),
+        # Time and power of the model err independently.
+        "energy_per_token_j": within(energy_j, np.hypot(c.error_frac, step.half_width_frac) + profile),
+        "clock_deficit_frac": EstimatedMetric(
+            value=deficit,
+            low=np.maximum(deficit - (CLOCK_ERROR + profile), 0.0),
+            high=np.minimum(deficit + (CLOCK_ERROR + profile), 1.0),
         ),
-        short_peak_error_frac=_joined(c, short_frac, of_short, peak_100ms_w.max(1)),
-        energy_error_frac=np.hypot(c.error_frac, step.half_width_frac),
-    )
+    }
 
 
 def _joined(c: PowerCoefficients, own_frac: Floats | float, of_step: Floats, watts: Floats) -> Floats:

@@ -1,7 +1,7 @@
 """Predictions as columns: one entry a candidate, in the order of its batch. Units are in every name."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import erf, sqrt
 from typing import Final
 
@@ -42,6 +42,10 @@ class EstimatedMetric:
         """Standard deviation of log(measured / predicted)."""
         low = np.maximum(self.low, 1e-3 * np.abs(self.value) + 1e-300)
         return np.log(np.maximum(self.high, low) / low) / (2 * NORMAL_95)
+
+    def below(self, most: Floats) -> "EstimatedMetric":
+        """Returns it with no high end above a bound, unless its value is."""
+        return replace(self, high=np.minimum(self.high, np.maximum(self.value, most)))
 
     def at(self, positions: Ints) -> "EstimatedMetric":
         """Returns the candidates at these positions, in that order."""
@@ -129,35 +133,6 @@ class StepTime:
     def step_time_s(self) -> Floats:
         """Time of a step."""
         return _sum(self.parts_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Power:
-    """Power of devices and nodes over a step."""
-
-    device_power_mean_w: Floats
-    """Mean over devices."""
-    device_power_mean_max_w: Floats
-    """Mean of the device that draws most."""
-    device_power_peak_1s_w: Floats
-    device_power_peak_100ms_w: Floats
-    device_power_peak_20ms_w: Floats
-    node_device_power_mean_w: Floats
-    node_device_power_peak_1s_w: Floats
-    """Sum of the devices of the worst node, averaged over its worst second."""
-    node_device_power_peak_100ms_w: Floats
-    energy_per_token_j: Floats
-    """Of all devices."""
-    clock_deficit_frac: Floats
-    """Clock lost to the power limit, as the metric of that name."""
-    error_frac: Floats
-    """Half width of the 95 % interval of the mean power, relative; peaks have `peak_error_frac`. Both hold the error of
-    the power model and what a wrong step time adds."""
-    peak_error_frac: Floats
-    short_peak_error_frac: Floats
-    """The same of peaks of 100 ms and 20 ms."""
-    energy_error_frac: Floats
-    """The same of the energy: time and power of the model err independently, so that they add in squares."""
 
 
 def _sum(parts: Mapping[str, Floats]) -> Floats:

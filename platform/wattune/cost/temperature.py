@@ -9,7 +9,7 @@ from wattune.arrays import Floats
 from wattune.catalog.hardware import DeviceSpec, chip_of
 from wattune.cost.batch import Batch
 from wattune.cost.coefficients import ThermalCoefficients
-from wattune.cost.tables import EstimatedMetric, Power
+from wattune.cost.tables import EstimatedMetric
 
 H200: Final = ThermalCoefficients(
     inlet_c=31.0,  # between 27.0 and 35.2 of two hosts: give a host's own
@@ -77,15 +77,14 @@ def lagged(power_w: Floats, tau_s: float, cell_s: float) -> Floats:
     return np.asarray(power_w + (before - power_w) * tau_s / cell_s * (1.0 - keep))
 
 
-def predict(batch: Batch, power: Power, coefficients: ThermalCoefficients) -> EstimatedMetric:
+def predict(batch: Batch, own_w: Floats, node_w: Floats, coefficients: ThermalCoefficients) -> EstimatedMetric:
     """Predicts the temperature of the warmest device: the one that draws most, in the slot that is heated most.
 
-    In degrees Celsius in the steady state.
+    In degrees Celsius in the steady state. `own_w` is the mean power of that device, `node_w` of all of its node.
     """
     c = coefficients.with_inlet(batch.cluster.inlet_c)
-    own_w = power.device_power_mean_max_w
     others = batch.cluster.devices_per_node > 1
-    upstream_w = power.node_device_power_mean_w / batch.cluster.devices_per_node * others
+    upstream_w = node_w / batch.cluster.devices_per_node * others
     warm_c = _steady(c, own_w, upstream_w, others, batch.limit_w)
     return EstimatedMetric(value=warm_c, low=warm_c - c.error_k, high=warm_c + c.error_k)
 

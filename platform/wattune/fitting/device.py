@@ -102,14 +102,14 @@ def _needed(
         alone = replace(c, error_frac=0.0, peak_error_frac=0.0, full_peak_error_frac=0.0)
         for positions, batch in batches([spec for spec, _ in trials]):
             found = predict(batch, replace(default, step_time=step, power=alone).on(batch.cluster)).power
-            each_w = found.node_device_power_peak_1s_w / batch.cluster.devices_per_node
+            each_w = found["node_device_power_peak_1s_w"].value / batch.cluster.devices_per_node
             left = room_frac(each_w, each_w, batch.limit_w)
-            fracs = (mean, PREDICTED[0], found.error_frac), (peak, PREDICTED[1], found.peak_error_frac)
             for at, (spec, metrics) in enumerate(trials[place] for place in positions):
                 if all(metrics.get(name) for name in PREDICTED):
-                    for needed, name, frac in fracs:
-                        away = (metrics[name] or 0.0) / getattr(found, name)[at] - 1
-                        needed.append(math.sqrt(max(away**2 - frac[at] ** 2, 0.0)))
+                    for needed, name in zip((mean, peak), PREDICTED, strict=True):
+                        one = found[name]
+                        away, own = (metrics[name] or 0.0) / one.value[at] - 1, 1 - one.low[at] / one.value[at]
+                        needed.append(math.sqrt(max(away**2 - own**2, 0.0)))
                     room.append(float(left[at]))
                     of.append(spec.trial_id)
     return np.array(mean), np.array(peak), np.array(room), of

@@ -98,9 +98,7 @@ def under(**settings):
     drawn = found.power
     return (
         found.step.step_time_s,
-        drawn.device_power_mean_w,
-        drawn.energy_per_token_j,
-        drawn.clock_deficit_frac,
+        *(drawn[name].value for name in ("device_power_mean_w", "energy_per_token_j", "clock_deficit_frac")),
         found.step.error_frac,
     )
 

@@ -111,7 +111,9 @@ def test_the_energy_of_passes_is_that_of_the_estimate(plan):
     busy_s, energy_j = (pipeline.m[0] * sum(each).sum(axis=(0, 1)) for each in zip(*kinds, strict=True))
     step_s = parts.step.step_time_s[0]
     waits_j = (power.idle_w + power.wait_w) * (step_s - busy_s)
-    assert ((energy_j + waits_j) / step_s).mean() == pytest.approx(parts.power.device_power_mean_w[0], rel=0.03)
+    assert ((energy_j + waits_j) / step_s).mean() == pytest.approx(
+        parts.power["device_power_mean_w"].value[0], rel=0.03
+    )
 
 
 def test_traffic_and_waits_of_a_pass_have_powers_of_their_own(monkeypatch):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from wattune.catalog.hardware import DEVICES
 from wattune.cost.batch import Batch
 from wattune.cost.coefficients import ThermalCoefficients
-from wattune.cost.tables import EstimatedMetric, Power
+from wattune.cost.tables import EstimatedMetric
 from wattune.cost.temperature import H200, lagged, predict, thermal_coefficients
 
 from .test_power import batch_of
@@ -30,26 +30,6 @@ DRY = ThermalCoefficients(
 LEAKING = replace(DRY, leakage_w_per_k=0.5)
 
 
-def power_of(*watts: float, node_w: float | None = None) -> Power:
-    device_w, other = np.array(watts), np.zeros(len(watts))
-    return Power(
-        device_power_mean_w=device_w,
-        device_power_mean_max_w=device_w,
-        device_power_peak_1s_w=device_w,
-        device_power_peak_100ms_w=device_w,
-        device_power_peak_20ms_w=device_w,
-        node_device_power_mean_w=4 * device_w if node_w is None else other + node_w,
-        node_device_power_peak_1s_w=4 * device_w,
-        node_device_power_peak_100ms_w=4 * device_w,
-        energy_per_token_j=other,
-        clock_deficit_frac=other,
-        error_frac=other,
-        energy_error_frac=other,
-        peak_error_frac=other,
-        short_peak_error_frac=other,
-    )
-
-
 def of(
     *watts: float,
     coefficients: ThermalCoefficients = DRY,
@@ -59,7 +39,8 @@ def of(
 ) -> EstimatedMetric:
     batch = batch or batch_of(*[1] * len(watts))
     batch = replace(batch, limit_w=np.full(len(batch), limit_w))
-    return predict(batch, power_of(*watts, node_w=node_w), coefficients)
+    own_w = np.array(watts)
+    return predict(batch, own_w, 4 * own_w if node_w is None else np.full(len(watts), node_w), coefficients)
 
 
 def test_worked_by_hand() -> None:
