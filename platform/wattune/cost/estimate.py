@@ -34,8 +34,8 @@ from wattune.trial import TrialSpec
 
 Reals = npt.NDArray[np.float32]
 
-ROWS: Final = 32_768
-"""Candidates predicted at once, so that memory stays bounded."""
+ROWS: Final = 8192
+"""Candidates predicted at once: as many as caches and memory hold."""
 
 _OF_PARTS: Final = {
     "pipeline bubble": "bubble_s",

@@ -44,7 +44,7 @@ NODE_PEAK_FRAC: Final = 0.985
 nodes of the same trials are right in the median."""
 
 PROFILE_ERROR_FRAC: Final = 0.15
-"""What a power profile may change of power and energy; see `wattune.cost.estimate.PROFILE_FRACS`."""
+"""Share by which a power profile may change power and energy; see `wattune.cost.estimate.PROFILE_FRACS`."""
 
 CLOCK_ERROR: Final = 0.08
 """Half width of the 95 % interval of the lost clock, as a share of the clock: 119 trials on H200 are 3.2 points off in

@@ -12,7 +12,7 @@ from wattune.catalog.hardware import DEVICES
 from wattune.catalog.models import MODELS
 from wattune.cost.batch import batches
 from wattune.cost.defaults import default_coefficients
-from wattune.cost.estimate import ESTIMATED, LIMITS, estimate, predict
+from wattune.cost.estimate import ESTIMATED, LIMITS, ROWS, estimate, predict
 from wattune.cost.power import FULL_FRAC, H200, HELD_FRAC
 from wattune.cost.step_time.facts import FACTS
 from wattune.cost.tables import FULL_MEMORY_LONGER_FRAC, EstimatedMetric
@@ -82,6 +82,13 @@ def test_less_trusted_sources_have_wider_intervals():
 def test_devices_nobody_here_has_are_estimated(device):
     found = estimate([spec(device, nodes=2, tp=8)], default_coefficients)
     assert all(np.isfinite(found.columns[name].value).all() for name in ESTIMATED)
+
+
+def test_more_candidates_than_are_predicted_at_once_are_predicted_as_one_is():
+    found = estimate([spec("h200_sxm")] * (ROWS + 3), default_coefficients)
+    assert len(found) == ROWS + 3
+    for name, column in found.columns.items():
+        assert len(set(column.value.tolist())) == 1, name
 
 
 def test_a_device_without_peaks_is_refused_with_a_remedy():

@@ -1,7 +1,6 @@
 """The peak memory of every candidate: the fullest moment of the fullest stage, by part."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -19,9 +18,6 @@ _MOMENTS: Final[Mapping[str, Callable[[Shapes], list[PartSizes]]]] = {
     "torch": torch_engine.moments, "megatron": megatron_engine.moments, "deepspeed": deepspeed_engine.moments,
 }  # fmt: skip
 
-SLICE: Final = 4096
-"""Candidates that are predicted at once: their columns stay in the processor's cache."""
-
 SKEWED_ERROR_FRAC: Final = 0.1
 """Least half width where the router chooses: which rank receives most tokens is not known."""
 
@@ -37,27 +33,6 @@ def predict(batch: Batch, coefficients: MemoryCoefficients) -> Memory:
 
     In bytes by part on the fullest rank; `allocator` holds what libraries take beside the counted tensors.
     """
-    found = []
-    for start in range(0, len(batch), SLICE):
-        part = slice(start, start + SLICE)
-        found.append(_predict(_cut(batch, part), coefficients))
-    return Memory(
-        parts_bytes={name: np.concatenate([each.parts_bytes[name] for each in found]) for name in PARTS},
-        stage=np.concatenate([each.stage for each in found]),
-        error_frac=np.concatenate([each.error_frac for each in found]),
-    )
-
-
-def _cut(batch: Batch, part: slice) -> Batch:
-    columns = {
-        name: getattr(batch, name)[part]
-        for name in Batch.__dataclass_fields__
-        if isinstance(getattr(batch, name), np.ndarray)
-    }
-    return replace(batch, **columns)
-
-
-def _predict(batch: Batch, coefficients: MemoryCoefficients) -> Memory:
     limits, engine = capabilities(batch.engine), coefficients.engines[batch.engine]
     sizes = shapes(batch, splits_ends=limits.splits_ends, rounds_of_pp=limits.rounds_of_pp)
     found = _MOMENTS[batch.engine](sizes)

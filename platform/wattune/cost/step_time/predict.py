@@ -19,9 +19,6 @@ from wattune.cost.step_time.traffic import LayerTraffic, expert_imbalance, layer
 from wattune.cost.step_time.work import KernelShapes, Machine, PassTimes, ends_work, layer_work
 from wattune.cost.tables import Activity, StepTime
 
-ROWS: Final = 8192
-"""Candidates predicted together: as many as caches and memory hold."""
-
 PARTS: Final = (
     "compute_s",
     "bubble_s",
@@ -56,10 +53,8 @@ def predict(batch: Batch, coefficients: StepTimeCoefficients, power: PowerCoeffi
     slow_host_frac, fast_host_frac = np.empty((2, len(batch)))
     pipeline = batch.pp * (batch.vpp.max() + 1) + batch.vpp
     for key in np.unique(pipeline).tolist():
-        positions = np.flatnonzero(pipeline == key)
-        for start in range(0, len(positions), ROWS):
-            rows = positions[start : start + ROWS]
-            slow_host_frac[rows], fast_host_frac[rows] = model.predict(rows, parts, stages)
+        rows = np.flatnonzero(pipeline == key)
+        slow_host_frac[rows], fast_host_frac[rows] = model.predict(rows, parts, stages)
     held = np.where(stages["held_frac"] > 0, stages["held_frac"], 1.0).min(axis=1)
     error_frac = np.hypot(_error_frac(batch, coefficients), LIMIT_ERROR * np.log(held))
     return StepTime(

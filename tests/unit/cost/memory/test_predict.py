@@ -17,7 +17,7 @@ from wattune.cost.batch import batches
 from wattune.cost.coefficients import MemoryCoefficients
 from wattune.cost.defaults import ELSEWHERE_ERROR_FACTOR, H200, memory_coefficients
 from wattune.cost.memory.moments import PARTS
-from wattune.cost.memory.predict import FP8_ERROR_FRAC, SKEWED_ERROR_FRAC, SLICE, predict
+from wattune.cost.memory.predict import FP8_ERROR_FRAC, SKEWED_ERROR_FRAC, predict
 from wattune.cost.memory.shapes import shapes
 from wattune.cost.memory.torch_engine import moments
 from wattune.cost.tables import Memory
@@ -185,14 +185,6 @@ def test_the_order_of_candidates_changes_no_peak(order: list[int]) -> None:
     straight, turned = predicted(*specs), predicted(*(specs[place] for place in order))
     assert list(turned.peak_bytes) == list(straight.peak_bytes[order])
     assert list(turned.stage) == list(straight.stage[order])
-
-
-def test_a_batch_longer_than_a_slice_is_predicted_as_one_candidate_is() -> None:
-    spec = spec_of(Plan())
-    ((_, batch),) = batches([spec] * (SLICE + 3))
-    peaks = predict(batch, H200).peak_bytes
-    assert len(peaks) == SLICE + 3
-    assert set(peaks) == {peak(spec)}
 
 
 def test_a_padded_vocabulary_takes_its_rows() -> None:
