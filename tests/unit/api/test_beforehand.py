@@ -187,14 +187,6 @@ def test_other_studies_are_read_once_and_candidates_estimated_once(tmp_path: Pat
     assert estimated == {len(planned.kept): 1, 1: 1}, "the candidates, and the trial that two studies measured"
 
 
-def test_other_strategies_and_simulated_sensors_get_no_estimates(tmp_path: Path) -> None:
-    listed = api.plan(SPACE)
-    assert Beforehand(listed, tmp_path).strategy().ask(3) == listed.strategy().ask(3)
-    cluster = {"device": "cpu", "num_nodes": 1, "devices_per_node": 4, "simulate_sensors_of": "h200_sxm"}
-    planned = guided(tmp_path, cluster=cluster)
-    assert Beforehand(planned, tmp_path).strategy().ask(3) == planned.strategy().ask(3)
-
-
 def test_a_study_with_simulated_sensors_reads_no_other_study_for_their_scatter(
     tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:

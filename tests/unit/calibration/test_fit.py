@@ -145,13 +145,6 @@ def test_any_ring_is_recovered(delay_s: float, window_s: float, gain: float) -> 
     assert seen["explained_frac"] > 0.99
 
 
-def test_a_late_average_is_told_from_a_long_one() -> None:
-    late = fit({"slow": tables(average_delay_s=0.3)["slow"]}, "gpu0", spans(), PLAN)["signals"]["average"]
-    long = fit({"slow": tables(average_window_s=1.3)["slow"]}, "gpu0", spans(), PLAN)["signals"]["average"]
-    assert (late["delay_s"], late["window_s"]) == pytest.approx((0.3, 1.0), abs=0.06)
-    assert (long["delay_s"], long["window_s"]) == pytest.approx((0.0, 1.3), abs=0.06)
-
-
 def test_what_each_window_hides_is_what_a_square_wave_says(ideal: dict[str, Any]) -> None:
     swing_w, half_w = HIGH_W - LOW_W, (HIGH_W + LOW_W) / 2
     by_period = {wave["period_s"]: wave for wave in ideal["waves"]}

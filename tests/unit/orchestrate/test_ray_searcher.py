@@ -36,13 +36,6 @@ def test_results_of_an_earlier_call_are_not_proposed_again():
     assert set(strategy.ask(20)) == set(SPECS[12:20])
 
 
-def test_what_the_cluster_failed_teaches_nothing():
-    strategy = RaySearcher(OPTUNA, problem())
-    (spec,) = strategy.ask(1)
-    strategy.tell(spec, Run(trial_id=spec.trial_id, repeat=0, status=RunStatus.INFRA_FAILED))
-    assert spec not in strategy.ask(30)
-
-
 @pytest.mark.parametrize("value", [1e9, 1.0])
 def test_a_bound_that_was_not_measured_is_neither_kept_nor_broken(value):
     """Such a trial is told as one without a figure: it moves neither the best nor the worst value."""

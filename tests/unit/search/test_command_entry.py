@@ -154,19 +154,6 @@ def test_a_pattern_is_one_source_however_a_space_writes_it():
     assert ids[0] == ids[1] != [one.trial_id for one in prune(parse_space(changed())).kept]
 
 
-def test_the_number_of_micro_batches_shows_the_batch():
-    own = changed(
-        flags=None,
-        env=None,
-        requires=None,
-        command="python train.py --accumulate {num_micro_batches}",
-        workload={"seq_len": 2048, "global_batch_size": [16, 32]},
-        space={"tp": [1]},
-        objective="maximize tokens_per_s",
-    )
-    assert len(prune(parse_space(own)).kept) == 2
-
-
 def test_ten_mistakes_are_ten_lines_of_one_reading():
     wrong = changed(
         command="torchrun train.py --tp {tpp} --seq {seq_len} --lr {lr",

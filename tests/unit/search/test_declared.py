@@ -34,19 +34,6 @@ class OvenEntry(Entry):
     """Another meaning."""
 
 
-def test_keys_are_those_of_the_dataclass_but_its_source() -> None:
-    schema = OvenEntry.model_json_schema()["properties"]
-    assert list(schema) == ["name", "trays", "heat", "modes", "labels"]
-    assert [one.get("description") for one in schema.values()] == [
-        "Another meaning.", "Trays that it has.", None, "Its heaters.", None,
-    ]  # fmt: skip
-    assert schema["heat"]["anyOf"][0] == {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 300}
-    assert schema["modes"]["items"]["enum"] == ["top", "bottom"] and schema["modes"]["minItems"] == 1
-    assert schema["trays"]["anyOf"][0] == {"type": "integer", "minimum": 1, "maximum": 10**9}
-    assert schema["trays"]["examples"] == [3]
-    assert OvenEntry().model_dump() == {"name": "mine", "trays": None, "heat": None, "modes": ["top"], "labels": []}
-
-
 @pytest.mark.parametrize(
     ("document", "words"),
     [

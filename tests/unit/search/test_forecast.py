@@ -109,13 +109,6 @@ def test_every_cluster_names_what_its_estimates_come_from():
         assert one["origin"] == least, "the named origin is that of the numbers"
 
 
-def test_plans_of_other_sizes_have_other_names():
-    found = foretell(workload={"seq_len": [2048, 4096], "global_batch_size": 64}, space={"tp": [8], "pp": [2]})
-    names = [one["plan"] for one in found.to_json()["kept"]]
-    assert sorted(name.split()[-1] for name in names) == ["seq2048", "seq4096"]
-    assert found.table()["plan"].to_pylist() == names
-
-
 def test_a_scaled_space_shows_and_orders_the_large_plans():
     model = {"name": "llama3_70b", "scale_to": "1x8", "allow_percent": 60}
     large, small = foretell(), foretell(model=model)

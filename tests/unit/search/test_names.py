@@ -16,14 +16,6 @@ def among(*specs):
     return namer(spec.workload for spec in specs)
 
 
-def test_only_sizes_that_differ_are_named() -> None:
-    one, long, large = sized(4096, 64), sized(8192, 64), sized(4096, 128)
-    assert among(one, one)(one) == one.label == "dp8 mbs1"
-    assert list(map(among(one, long), (one, long))) == ["dp8 mbs1 seq4096", "dp8 mbs1 seq8192"]
-    assert list(map(among(one, large), (one, large))) == ["dp8 mbs1 gbs64", "dp8 mbs1 gbs128"]
-    assert among(one, long, large)(large) == "dp8 mbs1 seq4096 gbs128"
-
-
 def test_sizes_that_nobody_described_are_not_named() -> None:
     unknown = replace(BASE, workload=UNKNOWN_WORKLOAD)
     assert among(unknown, sized(4096, 64))(unknown) == "dp8 mbs1"

@@ -47,13 +47,6 @@ def problems(document):
     return list(caught.value.problems)
 
 
-def test_plans_alone_are_the_trials():
-    specs = kept(BUILT_IN | {"plans": TWO})
-    assert [(one.plan.tp, one.plan.pp, one.plan.etp) for one in specs] == [(8, 1, 8), (4, 2, 4)]
-    as_axes = kept(BUILT_IN | {"space": {"tp": [8], "pp": [1]}})
-    assert as_axes[0].trial_id == specs[0].trial_id, "a plan is no other trial for how it was written"
-
-
 def test_plans_are_crossed_with_the_space_and_speak_before_it():
     axes = {"recompute": ["none", "full"], "micro_batch_size": [1, 2]}
     plans = [{"tp": 8}, {"tp": 4, "pp": 2, "micro_batch_size": 4}]

@@ -12,7 +12,6 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.errors import SpaceError
 from wattune.search.grammar import SpaceFile
 from wattune.search.prune import prune
-from wattune.search.search_entry import Finalists
 from wattune.search.space import MAX_COMBINATIONS, load_space, parse_space
 from wattune.storage.study import StudyFolder
 from wattune.trial import Measure
@@ -134,14 +133,6 @@ def test_a_setting_that_no_cluster_can_have_is_bad_input_and_one_that_some_can_h
         parse_space(SMALL | {"cluster": "1x4 cpu", "space": {"power_limit_w": [900]}})
 
 
-def test_the_document_spells_out_defaults_and_is_itself_a_space():
-    document = parse_space(SMALL).document
-    assert document["space"]["tp"] == [1, 2] and document["space"]["layout"] == ["even"]
-    assert document["measure"]["warmup_steps"] == Measure().warmup_steps
-    again = parse_space(yaml.safe_load(yaml.safe_dump(document, sort_keys=False)))
-    assert again.document == document
-
-
 def test_a_ladder_is_climbed_only_if_the_file_asks_for_it_and_its_lengths_have_defaults():
     assert parse_space(SMALL).search.ladder is None
     ladder = parse_space(changed("search.ladder", {"promote": 0.5})).search.ladder
@@ -154,13 +145,6 @@ def test_losers_stop_early_only_where_step_time_decides():
     assert parse_space({**wanted, "objective": "maximize tokens_per_s"}).search.early_stop
     with pytest.raises(SpaceError, match=r"search\.early_stop: ranks know step times alone"):
         parse_space({**wanted, "objective": "minimize energy_per_token_j"})
-
-
-def test_finalists_are_raced_only_if_the_file_asks_for_it():
-    assert parse_space(SMALL).search.finalists is None
-    asked = parse_space(changed("search.finalists", {"until": 0.95, "max_share": 1}))
-    assert asked.search.finalists == Finalists(until=0.95, max_share=1.0)
-    assert parse_space(asked.document).search == asked.search
 
 
 def test_a_study_yaml_is_itself_a_space(tmp_path):

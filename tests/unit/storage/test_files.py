@@ -4,7 +4,6 @@ import errno
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -25,7 +24,6 @@ from wattune.storage.files import (
     storage_path,
     write_asked,
     write_calibration,
-    write_json,
     write_whole,
 )
 
@@ -139,18 +137,6 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=8,
 )
-
-
-@given(content=st.dictionaries(st.text(max_size=5), JSON, max_size=4))
-def test_an_object_is_read_back_as_it_was_written(
-    tmp_path_factory: pytest.TempPathFactory, content: dict[str, Any]
-) -> None:
-    path = tmp_path_factory.mktemp("json") / "file.json"
-    write_json(path, content)
-    assert read_json_object(path) == content
-    written = path.read_bytes()
-    write_json(path, dict(reversed(content.items())))
-    assert path.read_bytes() == written, "the order of keys is no content"
 
 
 @pytest.mark.parametrize(

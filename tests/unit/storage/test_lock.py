@@ -21,14 +21,6 @@ def test_a_start_that_fails_leaves_no_folder_that_was_not_there(tmp_path: Path) 
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
 
 
-def test_a_study_that_began_stays(tmp_path: Path) -> None:
-    folder = tmp_path / "x"
-    with pytest.raises(ZeroDivisionError), run_lock(folder, folder / "study.yaml"):
-        (folder / "study.yaml").write_text("study: x")
-        raise ZeroDivisionError
-    assert (folder / "study.yaml").exists()
-
-
 def test_a_second_runner_is_refused_and_takes_nothing_from_the_first(tmp_path: Path) -> None:
     folder = tmp_path / "x"
     with run_lock(folder, folder / "study.yaml"):

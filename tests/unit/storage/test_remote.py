@@ -88,17 +88,6 @@ def test_an_upload_that_was_cut_short_is_made_whole(url: str, here: StudyFolder,
     assert contents(there.path) == contents(here.path)
 
 
-def test_an_unfinished_trial_here_gives_way_to_the_finished_one_there(url, here, tmp_path) -> None:
-    remote = RemoteStorage(url)
-    remote.send_study(here)
-    remote.send_trial("mine", measured(here, result_of()))
-    other = StudyFolder.create(tmp_path / "other", "mine", DOCUMENT)
-    stopped = measured(other, result_of(RunStatus.INTERRUPTED))
-    (stopped.path / "telemetry" / "node0" / "ring.parquet").write_text("of the attempt that was stopped")
-    remote.fetch_study("mine", tmp_path / "other", whole=True)
-    assert contents(stopped.path) == contents(here.trial(SPEC.trial_id, 0).path)
-
-
 def test_results_of_earlier_attempts_travel_too_and_make_no_trial_finished(url, here, tmp_path) -> None:
     remote = RemoteStorage(url)
     remote.send_study(here)

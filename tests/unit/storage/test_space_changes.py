@@ -111,13 +111,6 @@ def test_later_settings_and_axes_have_their_defaults_as_a_file_writes_them() -> 
     assert found["space"].keys().isdisjoint({"etp", "dtype"})  # they follow from the rest
 
 
-def test_fields_without_a_default_are_not_made_up() -> None:
-    completed = completed_space({"workload": {}, "model": [{}], "cluster": [{}]})
-    assert completed["workload"].keys().isdisjoint({"seq_len", "global_batch_size"})
-    assert completed["model"][0].keys().isdisjoint({"name", "num_layers"})
-    assert completed["cluster"][0].keys().isdisjoint({"device", "devices_per_node"})
-
-
 def test_every_model_and_cluster_of_a_list_is_completed() -> None:
     space = {"model": [{"name": "a", "bias": True}, {"name": "b"}], "cluster": [{"device": "cpu", "num_nodes": 2}, {}]}
     completed = completed_space(space)
@@ -127,13 +120,6 @@ def test_every_model_and_cluster_of_a_list_is_completed() -> None:
     ]
     assert [each["num_nodes"] for each in completed["cluster"]] == [2, 1]
     assert not any("source" in each for each in completed["model"])  # the origin of numbers is not a setting
-
-
-def test_keys_that_are_there_keep_their_order_and_later_ones_follow() -> None:
-    completed = completed_space({"space": {"pp": [1], "tp": [2]}, "measure": {"stall_s": 9.0, "repeats": 3}})
-    assert list(completed) == ["space", "measure"]
-    assert list(completed["space"])[:2] == ["pp", "tp"]
-    assert list(completed["measure"])[:2] == ["stall_s", "repeats"]
 
 
 def test_sections_of_another_kind_are_left_for_a_later_check() -> None:

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,13 +47,6 @@ def test_a_name_that_is_no_folder_of_the_storage_is_refused(tmp_path, name):
 @pytest.mark.parametrize("name", ["x", "moe_ep_h200x4", "A-1.b", "9" * 100])
 def test_a_plain_name_is_a_folder(name):
     assert check_study_name(name) == name
-
-
-def test_a_study_goes_on_with_the_same_space_and_more_trials(study, tmp_path):
-    more = {**DOCUMENT, "search": {"num_trials": 40, "seed": 0}, "measure": {"timeout_s": 90.0}}
-    assert StudyFolder.create(tmp_path, "x", more).document() == more
-    assert StudyFolder.open("x", tmp_path).path == study.path
-    assert StudyFolder.open(str(study.path), tmp_path / "elsewhere").name == "x"
 
 
 def test_a_space_that_contradicts_results_is_refused_with_every_contradiction(study, tmp_path):
@@ -160,29 +152,6 @@ def test_a_result_that_comes_while_another_is_written_is_kept(study, monkeypatch
     assert folder.keep_result(replace(RESULT, status=RunStatus.INTERRUPTED)) == RESULT == folder.result()
 
 
-def test_not_a_number_is_never_written(study):
-    folder = study.trial(SPEC.trial_id, 0)
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        folder.write_result(replace(RESULT, metrics={"step_time_s": float("nan")}))
-    assert folder.result() is None
-
-
-WRITER = """
-import sys
-from dataclasses import replace
-from wattune.storage.digests import with_digest
-from wattune.storage.study import StudyFolder
-from wattune.run import Run, RunStatus
-from pathlib import Path
-folder = StudyFolder(Path(sys.argv[1])).trial("0" * 12, 0)
-number = 0
-while True:
-    metrics = {"step_time_s": float(number), "tokens_per_s": float(number)}
-    result = Run(trial_id="0" * 12, repeat=0, status=RunStatus.COMPLETED, metrics=metrics)
-    folder.write_result(replace(result, tags={"padding": "x" * 100_000}))
-    number += 1
-    print(number, flush=True)
-"""
 HOLDER = """
 import sys, time
 from pathlib import Path
@@ -199,16 +168,6 @@ def started(script, study):
     return subprocess.Popen(
         [sys.executable, "-c", script, str(study.path)], stdout=subprocess.PIPE, text=True, env=environment
     )
-
-
-def test_a_killed_writer_leaves_a_whole_result(study):
-    with started(WRITER, study) as writer:
-        for _ in range(5):
-            assert writer.stdout.readline().strip()
-        time.sleep(0.01)
-        writer.send_signal(signal.SIGKILL)
-    result = study.trial("0" * 12, 0).result()
-    assert result.metrics["step_time_s"] == result.metrics["tokens_per_s"] >= 4
 
 
 def test_a_study_has_one_runner_and_its_lock_dies_with_it(study):

@@ -2,8 +2,6 @@
 
 import subprocess
 import sys
-from collections import OrderedDict
-from pathlib import PurePosixPath
 
 import pytest
 from fake_nvml import FakeNvml
@@ -39,13 +37,6 @@ def test_a_name_and_its_argument_are_split_at_the_first_colon(text: str, expecte
 def test_an_argument_that_is_missing_or_too_much_is_an_error_with_the_usage(text: str, usage: str) -> None:
     with pytest.raises(SensorChoiceError, match=usage):
         split_backend(text)
-
-
-def test_a_name_becomes_the_class_of_the_table_with_its_argument(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(BACKENDS, "host", "collections:OrderedDict")
-    monkeypatch.setitem(BACKENDS, "replay", "pathlib:PurePosixPath")
-    assert load_backend("host") == OrderedDict()
-    assert load_backend("replay:/a/b") == PurePosixPath("/a/b")
 
 
 def test_the_nvml_name_leads_to_nvidia_devices(monkeypatch: pytest.MonkeyPatch) -> None:

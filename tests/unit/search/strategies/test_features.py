@@ -9,7 +9,7 @@ from specs import trial_spec
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.plans.program import Program
-from wattune.search.strategies.features import columns_of, make_features, numbers_of
+from wattune.search.strategies.features import columns_of, make_features
 
 BASE = trial_spec(on="1x8 h200_sxm", batch=64)
 
@@ -40,14 +40,6 @@ def test_two_different_choices_are_at_distance_one():
     assert squares == pytest.approx(1.0 - np.eye(3), abs=1e-6)
 
 
-def test_the_additive_kernel_is_one_for_equals_and_falls_with_each_column():
-    specs = [BASE, with_plan(overlap="grad"), with_plan(overlap="grad", recompute="full"), with_plan(recompute="full")]
-    kernel = make_features(specs).similar(np.arange(4), np.arange(4))
-    assert np.diag(kernel) == pytest.approx(np.ones(4), abs=1e-5)
-    assert kernel[0, 2] < kernel[0, 1] < 1
-    assert kernel[0, 1] - kernel[0, 2] == pytest.approx(1 - kernel[0, 3], abs=1e-5)  # effects of columns add up
-
-
 def test_models_clusters_engines_and_layouts_fit_into_one_space():
     specs = [
         BASE,
@@ -73,31 +65,9 @@ def test_the_same_plan_on_nodes_that_differ_is_not_the_same_point(other):
     assert features.distances2(np.array([0]), np.array([1]))[0, 0] == pytest.approx(1.0)
 
 
-def test_an_uneven_layout_has_its_imbalance():
-    assert numbers_of(with_plan(pp=2))["imbalance"] == 0
-    assert (
-        numbers_of(with_plan(pp=2, layout=(20, 12)))["imbalance"]
-        > numbers_of(with_plan(pp=2, layout=(17, 15)))["imbalance"]
-    )
-
-
 def test_earlier_observations_are_told_apart():
     together = make_features([BASE, with_plan(overlap="grad"), BASE], num_earlier=1)
     assert together.distances2(np.array([0]), np.array([2]))[0, 0] == pytest.approx(1.0)
-
-
-def test_columns_add_up_to_the_whole_and_count_by_their_weights():
-    features = make_features(
-        [with_plan(tp=tp, etp=tp, recompute=name) for tp in (1, 2, 4) for name in ("none", "full")]
-    )
-    rows, pairs = np.arange(6), np.tril_indices(6)
-    similar, distances2 = features.by_column(rows)
-    assert len(similar) == features.num_columns > 2
-    assert similar.sum(0) == pytest.approx(features.similar(rows, rows)[pairs], abs=1e-5)
-    assert distances2.sum(0) == pytest.approx(features.distances2(rows, rows)[pairs], abs=1e-4)
-    weights = np.linspace(0.0, 2.0, features.num_columns)
-    assert features.similar(rows, rows, weights)[pairs] == pytest.approx(weights @ similar, abs=1e-5)
-    assert features.distances2(rows, rows, weights)[pairs] == pytest.approx(weights @ distances2, abs=1e-4)
 
 
 @pytest.mark.parametrize("values", [(0, 1), (-1, 0.5), (0, 0.001, 0.01), (-4, -2, 0, 2, 4), (1, 2, 1024)])

@@ -11,7 +11,6 @@ from known_space import BASE, BEST, OBJECTIVE, POWER, SPECS, is_feasible, metric
 from specs import made_run
 
 from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import MODELS
 from wattune.cost.tables import EstimatedMetric
 from wattune.fidelity import FIRST_BURST_REPEAT
 from wattune.objective import parse_constraint, parse_objective
@@ -194,35 +193,6 @@ def test_where_new_shapes_take_half_as_long_again_the_best_is_found_in_less_time
     assert timed < 0.95 * plain
 
 
-def test_a_running_trial_makes_its_likes_less_interesting():
-    """The second proposal is not the second best of the first question, but what the first leaves to learn."""
-    strategy = told(ModelGuided(problem(constraints=())), SPECS[::40])
-    (first,) = strategy.ask(1)
-    likes = [
-        spec
-        for spec in SPECS
-        if replace(spec.plan, sharding="none", overlap="none") == replace(first.plan, sharding="none", overlap="none")
-    ]
-    assert sum(spec in likes for spec in strategy.ask(3)) <= 2
-
-
-def test_what_the_cluster_failed_teaches_nothing():
-    strategy, same = (told(ModelGuided(problem()), SPECS[::20]) for _ in range(2))
-    for spec in SPECS[1:100:7]:
-        status = RunStatus.INFRA_FAILED
-        strategy.tell(spec, Run(trial_id=spec.trial_id, repeat=0, status=status, reason="a node left"))
-        same._free[same._index[spec]] = False
-    assert strategy.ask(1) == same.ask(1)
-
-
-def test_an_earlier_study_of_the_same_device_starts_the_search_near_its_answer():
-    earlier = [replace(spec, workload=replace(spec.workload, global_batch_size=128)) for spec in SPECS[::6]]
-    warm = tuple(Observation(spec=spec, result=result(spec)) for spec in earlier)
-    with_warm = regrets(ModelGuided(problem(warm=warm)), 5)
-    without = regrets(ModelGuided(problem()), 5)
-    assert min(with_warm) < 0.05 < min(without)
-
-
 def test_an_earlier_study_of_another_device_is_left_out():
     other = replace(BASE, cluster=ClusterSpec(device="h100_sxm", devices_per_node=8))
     warm = (Observation(spec=other, result=result(BASE)),)
@@ -307,37 +277,6 @@ def test_nothing_feasible_yet_never_stops_it():
     assert len(regrets(ModelGuided(problem(constraints=(impossible,), specs=SPECS[:40])), 40)) == 40
 
 
-def test_a_space_of_models_clusters_and_engines_is_searched():
-    specs = [
-        replace(spec, model=model, engine=engine)
-        for spec in SPECS[::4]
-        for model in (MODELS["llama3_8b"], MODELS["mixtral_8x7b"])
-        for engine in ("torch", "megatron")
-    ]
-
-    def value(spec):
-        return (
-            metrics(spec)["tokens_per_s"]
-            * (1.3 if spec.engine == "megatron" else 1)
-            * (0.6 if spec.model.is_moe else 1)
-        )
-
-    runs = [spec for spec in specs if result(spec).status is RunStatus.COMPLETED]
-    strategy = ModelGuided(problem(specs=specs, constraints=()))
-    asked = sought(strategy, 40, lambda spec: result(spec, tokens_per_s=value(spec)))
-    assert max(value(spec) for spec in asked if spec in runs) >= 0.98 * max(map(value, runs))
-
-
-def test_an_estimate_that_misses_some_candidates_still_serves():
-    every_third = np.arange(len(SPECS)) % 3 == 0
-    known = {
-        name: EstimatedMetric.of(np.where(every_third, np.nan, column.value), 0.15)
-        for name, column in estimates(0.1).items()
-    }
-    found = regrets(ModelGuided(problem(estimates=known)), 30)
-    assert min(found) <= 0.02
-
-
 def test_an_estimate_without_a_single_value_is_as_none():
     nothing = {"tokens_per_s": EstimatedMetric.of(np.full(len(SPECS), np.nan), 0.15)}
     assert ModelGuided(problem(estimates=nothing)).ask(3) == ModelGuided(problem()).ask(3)
@@ -345,18 +284,6 @@ def test_an_estimate_without_a_single_value_is_as_none():
 
 def test_no_candidates_give_no_proposals():
     assert ModelGuided(problem(specs=[])).ask(3) == []
-
-
-def test_values_that_are_not_positive_are_modelled_as_they_are():
-    objective = parse_objective("maximize thermal_margin_min_c")
-    strategy = ModelGuided(problem(objective=objective, constraints=()))
-
-    def margin(spec):
-        return 20.0 - 0.008 * metrics(spec)["node_device_power_peak_1s_w"]
-
-    runs = [spec for spec in SPECS if result(spec).status is RunStatus.COMPLETED]
-    asked = sought(strategy, 30, lambda spec: result(spec, thermal_margin_min_c=margin(spec)))
-    assert max(margin(spec) for spec in asked if spec in runs) >= max(map(margin, runs)) - 1.5
 
 
 def test_the_truth_of_these_tests_has_a_bound_that_excludes_the_fastest():
@@ -403,15 +330,6 @@ def test_a_trial_of_which_one_run_breaks_a_bound_is_not_the_plan_to_beat(powers)
     found = strategy.predict([BEST])
     assert found is not None and found.best is not None
     assert math.exp(found.best) < 1.05 * max(metrics(spec)["tokens_per_s"] for spec in others)
-
-
-def test_a_trial_that_failed_once_is_not_the_plan_to_beat():
-    others = [spec for spec in SPECS[10:290:24] if is_feasible(spec)]
-    strategy = told(ModelGuided(problem()), [BEST, *others])
-    strategy.tell(BEST, replace(result(BEST, 1), status=RunStatus.CRASHED, metrics={}))
-    found = strategy.predict([BEST])
-    assert found is not None and found.best is not None
-    assert math.exp(found.best) < 0.99 * metrics(BEST)["tokens_per_s"]
 
 
 def test_the_long_run_of_a_hot_machine_is_no_scatter_but_may_break_a_bound():

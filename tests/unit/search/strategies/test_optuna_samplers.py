@@ -23,19 +23,6 @@ def test_bounds_steer_it():
     assert broken((POWER,)) < 0.8 * broken(())
 
 
-def test_failures_are_completed_trials_that_violate_every_bound():
-    strategy = tpe(problem())
-    spec = next(one for one in SPECS if result(one).status is RunStatus.OUT_OF_MEMORY)
-    good = next(filter(is_feasible, SPECS))
-    strategy.tell(good, result(good))
-    strategy.tell(spec, result(spec))
-    done, failed = strategy._study.get_trials()
-    assert failed.constraints == {"runs": 1.0, str(POWER): 1.0}
-    assert failed.value == done.value and failed.state.name == "COMPLETE"
-    slack = POWER.slack(metrics(good))
-    assert done.constraints[str(POWER)] == pytest.approx(-slack / 3700)
-
-
 def test_a_failure_is_worse_than_any_excess():
     """Optuna prefers, of trials that hold no bound, those whose violations are least together."""
     at_a_thousandth = (parse_constraint("node_device_power_peak_1s_w <= 3.7"), POWER)

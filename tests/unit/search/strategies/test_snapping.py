@@ -9,20 +9,6 @@ from wattune.plans.program import Program
 from wattune.search.strategies.snapping import Axes
 
 
-def test_only_axes_that_vary_are_there_and_each_once():
-    axes = Axes(SPECS, seed=0)
-    assert axes.values == {
-        "tp": [0, 1, 2, 3],
-        "etp": [0, 1, 2, 3],
-        "dp": [0, 1, 2, 3],
-        "micro_batch_size": [0, 1, 2, 3],
-        "sharding": [0, 1, 2],
-        "recompute": [0, 1, 2],
-        "overlap": ["grad", "none"],
-    }
-    assert axes.is_number("sharding") and not axes.is_number("overlap")
-
-
 def test_values_of_a_candidate_lead_back_to_it():
     axes = Axes(SPECS, seed=0)
     for row in (0, 7, 100):

@@ -111,13 +111,6 @@ def test_a_counter_that_was_set_back_is_held_against_nothing() -> None:
     assert "energy" not in of({"ring": rows, "slow": slow([700.0] * 13)})  # stands still
 
 
-def test_instant_power_stands_in_for_a_missing_ring() -> None:
-    fast = [{"mono_ns": index * S // 20, "power_instant_w": 400.0} for index in range(400)]
-    found = of({"fast": fast, "slow": slow([400.0 * second for second in range(18)])})
-    assert found["energy"]["source"] == "fast" and found["energy"]["error_frac"] == pytest.approx(0.0)
-    assert found["fast"]["sensor_period_s"] == {}  # nothing moved, nothing is known
-
-
 def test_failed_reads_are_no_readings() -> None:
     fast = [
         {"mono_ns": index * S // 20, "power_instant_w": None if 40 <= index < 80 else 1.0 * index}

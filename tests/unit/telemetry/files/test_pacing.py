@@ -35,13 +35,6 @@ def test_lateness_of_one_tick_does_not_delay_the_next() -> None:
     assert schedule.next_ns == 100_000_000
 
 
-def test_a_stall_is_counted_not_caught_up() -> None:
-    schedule = Schedule(10, 0)
-    schedule.take(0)
-    assert (schedule.take(350_000_000), schedule.taken, schedule.missed) == (50_000_000, 2, 2)
-    assert schedule.next_ns == 400_000_000
-
-
 @settings(deadline=None)
 @given(st.lists(st.integers(1_000, 10 * NS_PER_S), min_size=1, max_size=200), st.floats(0.01, 1))
 def test_quantiles_are_at_most_a_bin_too_long(durations_ns: list[int], fraction: float) -> None:

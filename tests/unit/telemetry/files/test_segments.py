@@ -88,14 +88,6 @@ def test_a_cut_stream_gives_every_whole_batch_and_a_note(data: st.DataObject) ->
     assert len(notes) == 1 and notes[0].startswith("fast-0000.arrows: ")
 
 
-def test_zeros_where_the_end_mark_should_be_are_noted() -> None:
-    content, table, ends, _ = stream()
-    found, (note,) = read_bytes(content[: ends[-1]] + bytes(8))
-    assert found == table and "not as it was written" in note
-    found, (note,) = read_bytes(content[: ends[-1]] + bytes(4096))
-    assert found == table and "4096 bytes behind the last whole batch" in note
-
-
 def test_an_error_gets_a_column_only_where_one_occurred(tmp_path: Path) -> None:
     writer = TierWriter(tmp_path, SCHEMA)
     writer.write(rows(0))
@@ -187,16 +179,6 @@ def test_rows_the_manifest_counts_and_files_that_are_gone_are_missed(tmp_path: P
     assert tables["fast"].num_rows == 0 and "slow" not in tables
     assert any("slow-0000.arrows: the file is gone" in note for note in notes)
     assert any("20 rows that the manifest counts are missing" in note for note in notes)
-
-
-def test_a_recording_in_progress_can_be_read(tmp_path: Path) -> None:
-    store = record(tmp_path, [rows(0)])
-    while read_tables(tmp_path)[0]["fast"].num_rows < 10:
-        pass  # pytest-timeout ends it
-    tables, notes = read_tables(tmp_path)
-    assert tables["fast"].num_rows == 10 and len(notes) == 2 and all("no end mark" in note for note in notes)
-    store.close(manifest())
-    assert read_tables(tmp_path)[1] == []
 
 
 def test_a_failed_write_reaches_the_sampling_thread_and_the_manifest(tmp_path: Path) -> None:
@@ -329,13 +311,3 @@ def test_rows_are_read_once_wherever_they_are(tmp_path: Path, monkeypatch: pytes
         whole_batches = sum(count <= moment + 1 for count in acknowledged[1:])
         assert len(found) >= 10 * whole_batches
         assert bool(notes) == (not content["fast-0000.arrows"].endswith(b"\xff" * 4 + bytes(4)))
-
-
-def test_damage_to_a_segment_does_not_cost_its_tail(tmp_path: Path) -> None:
-    writer = TierWriter(tmp_path, SCHEMA, consolidate_s=1.0)
-    for start in range(0, 70, 10):
-        writer.write(rows(start))
-    path = tmp_path / "fast-0000.arrows"
-    path.write_bytes(path.read_bytes()[:-1])
-    tables, (note,) = read_tables(tmp_path)
-    assert tables["fast"].to_pylist() == rows(0, 40) + rows(60) and "cut short" in note

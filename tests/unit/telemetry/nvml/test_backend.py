@@ -65,14 +65,6 @@ def test_a_device_lost_before_the_start_keeps_its_slot(monkeypatch: pytest.Monke
     backend.close()
 
 
-def test_nothing_stays_open(driver: FakeNvml) -> None:
-    backend = opened(driver)
-    assert driver.started == 1
-    backend.close()
-    backend.close()
-    assert driver.started == 0 and driver.gpm_allocated == 0
-
-
 @pytest.mark.parametrize("refused", ["nvmlShutdown", "nvmlGpmSampleFree"])
 def test_a_driver_that_refuses_to_be_closed_is_left_alone(driver: FakeNvml, refused: str) -> None:
     backend = opened(driver)

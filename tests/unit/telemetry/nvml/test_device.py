@@ -61,21 +61,6 @@ def test_all_ones_from_the_bus_are_null_and_the_recording_goes_on(
     assert None not in {one["nvlink_rx_bytes"] for one in late}
 
 
-def test_pcie_bytes_are_right_at_full_speed(driver: FakeNvml) -> None:
-    """55 GB/s wrap the 32-bit register 2.6 times between two reads at 5 Hz (seen on H200 with pinned copies)."""
-    driver.gpus[0].pcie_bytes_per_s = 27e9
-    backend = opened(driver)
-    first = row(backend, "counter")
-    start_ns = driver.now_ns
-    for _ in range(10):
-        driver.sleep(0.2)
-        last = row(backend, "counter")
-    elapsed_s = (driver.now_ns - start_ns) / 1e9
-    for way, rate in (("tx", 27e9), ("rx", 54e9)):
-        rise = int(last[f"pcie_{way}_bytes"] or 0) - int(first[f"pcie_{way}_bytes"] or 0)
-        assert rise == pytest.approx(rate * elapsed_s, rel=1e-6)
-
-
 def test_pcie_bytes_stay_right_after_a_reading_that_failed(driver: FakeNvml) -> None:
     driver.gpus[0].pcie_bytes_per_s = 27e9
     backend = opened(driver)

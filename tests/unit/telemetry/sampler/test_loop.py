@@ -161,26 +161,6 @@ def test_the_last_second_of_the_driver_s_history_is_read_before_the_end(tmp_path
     assert WALL_NS + world.now_ns - max(found) < 20_000_000
 
 
-def test_a_stall_is_missed_ticks_and_a_gap(tmp_path: Path) -> None:
-    world = World(end_s=5)
-    backend = ScriptedBackend(world, ["gpu0"], {"fast": 0}, stall={11: 1_030_000_000})
-    sampler(tmp_path, world, {"nvml": backend}).run()
-    facts = read_manifest(tmp_path)["tiers"]["fast"]
-    # The read at 0.5 s ends at 1.53 s: 0.55 ... 1.45 are lost, 1.50 is served 30 ms late.
-    assert facts["missed_ticks"] == 19 and facts["ticks"] == facts["rows"] == 101 - 19
-    assert facts["longest_gap_s"] == pytest.approx(1.03)
-    assert facts["lateness"]["max_s"] == pytest.approx(0.03)
-    assert facts["achieved_hz"] == pytest.approx(20 * 82 / 101)
-
-
-def test_rows_carry_the_middle_of_their_read_on_both_clocks(tmp_path: Path) -> None:
-    world = World(end_s=0.01)
-    sampler(tmp_path, world, {"nvml": ScriptedBackend(world, ["gpu0"], {"slow": 3_000_000})}).run()
-    row, _ = read_tables(tmp_path)[0]["slow"].to_pylist()
-    assert (row["node"], row["device"]) == ("n0", "gpu0")
-    assert row["mono_ns"] == 1_500_000 and row["wall_ns"] == WALL_NS + 1_500_000
-
-
 def test_failed_reads_are_null_with_their_code_and_counted(tmp_path: Path) -> None:
     world = World(end_s=1)
     sampler(tmp_path, world, {"nvml": ScriptedBackend(world, ["gpu0"], {"fast": 0}, fail_after=15)}).run()
