@@ -39,22 +39,6 @@ for _ in range(12):
         each.step()
 """
 
-LIGHTNING = """
-import torch, {package} as lightning
-class Model(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Embedding(16, 4)
-    def training_step(self, batch, index):
-        return self.layer(batch["input_ids"]).sum()
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-data = [{{"input_ids": torch.zeros(32, dtype=torch.long)}} for _ in range(24)]
-quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
-trainer = lightning.Trainer(max_steps=6, accumulate_grad_batches=2, accelerator="cpu", devices=1, **quiet)
-trainer.fit(Model(), torch.utils.data.DataLoader(data, batch_size=1))
-"""
-
 
 def told(folder: Path, command: Sequence[str]) -> tuple[StepReader, Mapping[int, Sequence[Step]]]:
     """Runs a command under the hooks."""
@@ -96,14 +80,6 @@ def test_hugging_faces_trainer_tells_steps_and_tokens_unchanged(tmp_path: Path, 
     assert reader.source.startswith("transformers")
     assert {rank: len(each) for rank, each in steps.items()} == {0: 6, 1: 6}
     assert {step.tokens for each in steps.values() for step in each} == {8 // 2 * 64}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
-def test_lightnings_trainer_tells_steps_and_tokens_unchanged(tmp_path: Path, package: str) -> None:
-    reader, steps = told(tmp_path, [sys.executable, "-c", LIGHTNING.format(package=package)])
-    assert reader.source.startswith("lightning")
-    assert [step.tokens for step in steps[0]] == [64] * 6
 
 
 NEEDS_TITAN = pytest.mark.skipif(importlib.util.find_spec("torchtitan") is None, reason="torchtitan is not installed")

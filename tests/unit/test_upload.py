@@ -14,7 +14,7 @@ from wattune import upload
 from wattune.errors import PlanError, TrackingError
 from wattune.objective import Question
 from wattune.ranking.order import rank
-from wattune.run import Numbers, Run, RunStatus
+from wattune.run import Run, RunStatus
 from wattune.storage.measured import MeasuredFolder
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder
@@ -155,35 +155,6 @@ def test_a_further_run_sends_what_a_killed_one_had_not(
         assert delivery.tracking_problem == ""
         assert attempts_sent(uri, here) == {(SPEC.trial_id, repeat): 1 for repeat in range(3)}
     assert sorted(result.repeat for _, result in read_study(uri, here.name)[0]) == [0, 1, 2]
-
-
-def test_a_later_attempt_replaces_the_one_that_was_sent(
-    here: StudyFolder, tmp_path: Path, store_in: Callable[[Path], str]
-) -> None:
-    uri = store_in(tmp_path)
-    crashed = replace(result_of(RunStatus.CRASHED), reason="x")
-    folder = measured(here, crashed)
-    Tracker(uri, here.name, document=DOCUMENT).log_trial(SPEC, crashed, folder.path)
-    folder.set_aside()
-    measured(here, replace(result_of(), numbers=Numbers(attempt=2)))
-    here.write_report("<html>")
-    with Delivery(here, Tracker(uri, here.name, document=DOCUMENT), None) as delivery:
-        delivery.conclude(rank(here.results(), Question.of(DOCUMENT["objective"])))
-    assert attempts_sent(uri, here) == {(SPEC.trial_id, 0): 2}
-    assert [result.status for _, result in read_study(uri, here.name)[0]] == ["completed"]
-
-
-def test_what_is_sent_is_what_the_folder_holds_by_then(here: StudyFolder) -> None:
-    class Slow(FakeTracker):
-        def log_trial(self, spec, result, folder, series, picture) -> bool:
-            self.trials.append(result.status)
-            return True
-
-    tracker = Slow()
-    measured(here, result_of())
-    with Delivery(here, tracker, None) as delivery:
-        delivery.send(SPEC, result_of(RunStatus.INTERRUPTED))
-    assert tracker.trials == [RunStatus.COMPLETED]
 
 
 @pytest.mark.parametrize("dead", ["tracking", "storage"])

@@ -9,7 +9,6 @@ import pytest
 from specs import trial_spec
 
 from wattune.catalog.hardware import DEVICES
-from wattune.catalog.models import MODELS
 from wattune.cost.batch import batches
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import ESTIMATED, LIMITS, ROWS, estimate, predict
@@ -145,14 +144,6 @@ def test_a_board_with_a_lower_limit_is_its_chip_under_that_limit():
     assert default_coefficients(board).power.matrix_w == default_coefficients(h200).power.matrix_w
     other = replace(board, peak_bf16_flop_per_s=8e14)
     assert default_coefficients(other).origin == "datasheet"
-
-
-def test_a_padded_vocabulary_costs_memory():
-    def peak(vocab_size):
-        odd = replace(spec(tp=2), model=replace(MODELS["llama3_8b"], vocab_size=vocab_size))
-        return estimate([odd], default_coefficients).columns["memory_peak_bytes"].value[0]
-
-    assert peak(128256 - 255) == peak(128256) > peak(128256 - 512)
 
 
 def test_one_candidate_as_plain_data_and_all_as_arrow():

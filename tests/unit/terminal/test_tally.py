@@ -25,20 +25,6 @@ def best(of: Tally) -> int | None:
     return None if found is None else found.spec.plan.micro_batch_size
 
 
-def test_the_best_is_the_best_feasible_by_its_worst_repeat() -> None:
-    seen = tally()
-    seen.add(ended(1, 100), 0)
-    assert best(seen) == 1
-    seen.add(ended(2, 200, peak_w=1100), 0)
-    assert best(seen) == 1
-    seen.add(ended(4, 150), 0)
-    assert best(seen) == 4
-    seen.add(ended(4, 40, repeat=1), 0)  # a mean of 95
-    assert best(seen) == 1
-    seen.add(ended(1, 100, peak_w=1001, repeat=1), 0)
-    assert best(seen) == 4
-
-
 @pytest.mark.parametrize("metric", ["tokens_per_s", "throttle_loss_frac", "device_temp_max_c"])
 def test_the_best_while_it_runs_is_the_first_of_the_ranking(metric: str) -> None:
     """Also where one trial was repeated and its interval is wide, and another's is narrow or of the prior alone."""
@@ -74,22 +60,6 @@ def test_the_answer_while_it_runs_is_that_of_the_ranking_in_every_stored_study(t
         expected.num_behind,
     )
     assert [one[1:] for one in told.rivals] == [one[1:] for one in expected.rivals]
-
-
-def undecided(of: Tally) -> list[int]:
-    return [row.spec.plan.micro_batch_size for row in of.ranking().undecided]
-
-
-def test_a_trial_whose_bound_is_not_decided_is_never_the_best() -> None:
-    seen = tally()
-    seen.add(ended(1, 200, peak_w=990), 0)  # 1 % below the bound: a run scatters as much
-    assert (best(seen), undecided(seen)) == (None, [1])
-    seen.add(ended(2, 100), 0)
-    assert (best(seen), undecided(seen)) == (2, [1])
-    seen.add(ended(8, 300), 0)
-    assert (best(seen), undecided(seen)) == (8, []), "an undecided trial behind the best decides nothing"
-    seen.add(ended(8, status=RunStatus.CRASHED, repeat=1), 0)
-    assert (best(seen), undecided(seen)) == (2, [1])
 
 
 def test_time_left_follows_estimates_that_trials_correct() -> None:

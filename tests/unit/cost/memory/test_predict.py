@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import measured_tables
 import numpy as np
@@ -22,12 +21,9 @@ from wattune.cost.memory.shapes import shapes
 from wattune.cost.memory.torch_engine import moments
 from wattune.cost.tables import Memory
 from wattune.plans.axes import Plan
-from wattune.search.prune import prune
-from wattune.search.space import load_space
 from wattune.trial import TrialSpec
 from wattune.workload import Lora, Routing, Workload
 
-ROOT = Path(__file__).parents[4]
 ENGINES = ("torch", "megatron", "deepspeed")
 LLAMA = replace(model("llama3_8b"), num_layers=8)
 MIXTRAL = replace(model("mixtral_8x7b"), num_layers=8)
@@ -85,17 +81,6 @@ def test_parts_add_up_to_the_peak_and_have_their_names() -> None:
     memory = predicted(spec_of(Plan(tp=2, pp=2, vpp=2)))
     assert tuple(memory.parts_bytes) == PARTS
     assert memory.peak_bytes[0] == sum(values[0] for values in memory.parts_bytes.values())
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "search_spaces").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_kept_plan_of_a_shipped_space_has_a_finite_peak(path: Path) -> None:
-    specs = prune(load_space(path)).specs
-    for positions, batch in batches(specs):
-        memory = predict(batch, memory_coefficients(batch.device.name))
-        assert len(positions) == len(memory.peak_bytes)
-        assert np.isfinite(memory.peak_bytes).all() and (memory.peak_bytes > 0).all()
-        assert all((values >= 0).all() for values in memory.parts_bytes.values())
-        assert ((memory.stage >= 0) & (memory.stage < batch.pp)).all()
 
 
 plans = st.builds(
@@ -172,19 +157,6 @@ def test_copies_hold_the_shards_of_as_many_ranks_as_share_one(sharding: str) -> 
         state[dp, copies] = (parts["weights"][0], parts["optimizer"][0])
     assert state[8, 2] == state[4, 1]
     assert state[8, 1] < state[8, 2]
-
-
-@given(order=st.permutations(range(6)))
-@settings(deadline=None, max_examples=20)
-def test_the_order_of_candidates_changes_no_peak(order: list[int]) -> None:
-    specs = [
-        replace(spec_of(Plan(pp=pp, micro_batch_size=size)), cluster=ClusterSpec(device="h200_sxm", devices_per_node=8))
-        for pp in (1, 2)
-        for size in (1, 2, 4)
-    ]
-    straight, turned = predicted(*specs), predicted(*(specs[place] for place in order))
-    assert list(turned.peak_bytes) == list(straight.peak_bytes[order])
-    assert list(turned.stage) == list(straight.stage[order])
 
 
 def test_a_padded_vocabulary_takes_its_rows() -> None:

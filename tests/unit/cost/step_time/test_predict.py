@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,11 +19,8 @@ from wattune.cost.step_time.predict import FP8_ERROR_FRAC, PARTS, predict
 from wattune.cost.tables import StepTime
 from wattune.errors import PlanError
 from wattune.plans.axes import Plan
-from wattune.search.prune import prune
-from wattune.search.space import load_space
 from wattune.workload import Routing
 
-SPACES = sorted((Path(__file__).parents[4] / "search_spaces").glob("*.yaml"))
 PLANS = tuple(
     Plan(tp=tp, etp=tp, pp=pp, micro_batch_size=mbs, sharding=sharding, recompute=recompute, overlap=overlap)
     for tp, pp, mbs, sharding, recompute, overlap in (
@@ -64,23 +60,6 @@ def assert_adds_up(found: StepTime) -> None:
 @pytest.mark.parametrize("engine", ["torch", "megatron", "deepspeed"])
 def test_parts_are_the_measured_ones_and_add_up(engine):
     assert_adds_up(of(PLANS, engine=engine))
-
-
-@pytest.mark.parametrize("space", SPACES, ids=lambda path: path.stem)
-def test_every_kept_plan_of_every_shipped_space_has_a_time(space):
-    specs = [one.spec for one in prune(load_space(space)).kept]
-    seen = 0
-    for positions, batch in batches(specs):
-        assert_adds_up(predict(batch, PUBLISHED_STEP_TIME, POWER))
-        seen += len(positions)
-    assert seen == len(specs) > 0
-
-
-@given(st.permutations(range(len(PLANS))))
-@settings(max_examples=20, deadline=None)
-def test_a_candidate_has_its_time_wherever_it_stands(order):
-    straight, turned = of(PLANS), of([PLANS[index] for index in order])
-    assert np.array_equal(straight.step_time_s[list(order)], turned.step_time_s)
 
 
 @given(st.floats(120.0, 1500.0), st.floats(1.0, 2.0))

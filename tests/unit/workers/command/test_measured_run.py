@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from wattune.errors import NodeError
 from wattune.run import RunStatus
 from wattune.steps.source import parse_source
 from wattune.trial import Measure
@@ -170,17 +169,6 @@ def test_a_launcher_that_lingers_after_a_ranks_error_is_no_hang(run):
     long = Measure(warmup_steps=4, min_steps=10**6, timeout_s=60.0, stall_s=0.5)
     found = run(lingers, measure=long)
     assert found.status is RunStatus.CRASHED and "rank 0: ValueError: of a rank" in found.reason
-
-
-def test_failures_have_their_status(run):
-    raised = run("raise ValueError('of mine')")
-    assert raised.status is RunStatus.CRASHED and "ValueError: of mine" in raised.reason
-    memory = run("raise MemoryError('out of memory')")
-    assert memory.status is RunStatus.OUT_OF_MEMORY
-    killed = run("import os; os.kill(os.getpid(), 9)")
-    assert (killed.status, killed.reason) == (RunStatus.INFRA_FAILED, "killed from outside: ended by SIGKILL")
-    with pytest.raises(NodeError, match='program "not-there" does not run on this node'):
-        run("", program=["not-there"])
 
 
 def test_an_order_stops_it_and_the_end_of_the_trial_completes_it(run):
