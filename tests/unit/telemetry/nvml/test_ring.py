@@ -2,12 +2,30 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pytest
 from fake_nvml import RING_DEPTH, FakeNvml, drain, opened, square_wave
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wattune.telemetry.nvml.ring import RingJoin, Sample
+
+
+def test_the_ring_is_joined_without_gap_or_duplicate_although_its_stamps_move(driver: FakeNvml) -> None:
+    driver.gpus[0].power_w = square_wave(0.5)
+    backend = opened(driver)
+    start_ns = driver.now_ns
+    samples = drain(backend)
+    for _ in range(60):
+        driver.sleep(1.0)
+        samples += drain(backend)
+    assert len(samples) == RING_DEPTH + 60 * 50
+    steps_ns = np.diff([time_ns for time_ns, _ in samples])
+    assert steps_ns.min() > 19.8e6 and steps_ns.max() < 20.2e6
+    true_w = [square_wave(0.5)((start_ns // 20_000_000 - RING_DEPTH + 1 + i) * 0.02) for i in range(len(samples))]
+    assert [power_w for _, power_w in samples] == true_w
+    ring = backend.facts("gpu0")["ring"]
+    assert (ring["gaps"], ring["drains"], ring["samples"], ring["depth"]) == (0, 61, len(samples), RING_DEPTH)
 
 
 def test_a_ring_that_has_turned_over_is_a_gap_and_counted(driver: FakeNvml) -> None:
