@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chaos_study import HAZARDS, Place, allowed, find, in_own_namespace, objects, own
+from chaos_study import HAZARDS, Place, allowed, find, in_own_namespace, own, tell
 from harness import Rows, conditions
 from mlflow import MlflowClient
 
@@ -199,14 +199,12 @@ class Watched:
     def _sync(self) -> None:
         process = self.place.start("sync", self.place.name, log=self.place.folder / "log.txt")
         try:
-            code = process.wait(SYNC_S)
+            process.communicate(timeout=SYNC_S)
         except subprocess.TimeoutExpired:
             process.kill()
             self.breach("hangs", f"sync is not over after {SYNC_S:g} s")
-        else:
-            if code:
-                self.breach("not sent", f"sync ended with exit code {code}")
-        process.communicate(timeout=60)
+        if code := process.wait(60):
+            self.breach("not sent", f"sync ended with exit code {code}")
 
     def _check_copies(self, names: set[str]) -> None:
         """Compares the tracking store, and the storage where there is one, with the study's trials."""
@@ -222,7 +220,7 @@ class Watched:
                 self.breach("twice", f"{count} runs of {name}")
         server = self.place.servers.get("storage server")
         if server is not None:
-            there = objects(server)
+            there = {one.key: one.get()["Body"].read() for one in server.bucket().objects.all()}
             for name in names:
                 path = f"{self.place.name}/trials/{name}/run.json"
                 if there.get(f"here/{path}") != (self.place.study / "trials" / name / "run.json").read_bytes():
@@ -302,8 +300,7 @@ def stop(order: str, folder: Path) -> tuple[Any, ...]:
         if order.startswith("group"):
             os.killpg(process.pid, number)
         elif order == "all":
-            for each in own(place.mark):
-                each.send_signal(number)
+            tell(own(place.mark), number)
         else:
             process.send_signal(number)
         code = process.wait(300)
@@ -359,8 +356,7 @@ def main() -> int:
     for hazard in options.hazards:
         if hazard in refused:
             print(f"left out: {hazard}, which {refused[hazard]}")
-    kinds = [hazard for hazard in options.hazards if hazard not in refused]
-    hazards = drawn_hazards(options.seed, kinds, options.kills)
+    hazards = drawn_hazards(options.seed, [one for one in options.hazards if one not in refused], options.kills)
     done = {row["study"] for row in before}
     for number in range(0, options.kills, options.each):
         label = f"{options.seed}-{number // options.each}"
@@ -369,8 +365,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="chaos", ignore_cleanup_errors=True) as scratch:
             rows = met(label, hazards[number : number + options.each], options.out or Path(scratch))
         append(options.csv, rows)
-    seeds = f"{options.seed}-"
-    return 1 if show([row for row in read(options.csv) if row["study"].startswith(seeds)]) else 0
+    return 1 if show([row for row in read(options.csv) if row["study"].startswith(f"{options.seed}-")]) else 0
 
 
 def met(label: str, hazards: list[str], folder: Path) -> list[dict[str, Any]]:

@@ -15,8 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,27 +105,22 @@ def mount(*words: str | Path) -> None:
 
 def own(mark: str) -> list[psutil.Process]:
     """Lists the living processes that inherited a study's mark, except this one."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.pid != os.getpid() and process.environ().get(MARK) == mark:
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
+    every = psutil.process_iter(["cmdline", "environ"])  # another user's tells neither
+    return [one for one in every if one.pid != os.getpid() and (one.info["environ"] or {}).get(MARK) == mark]
 
 
 def find(kind: str, mark: str, driver: int) -> list[psutil.Process]:
     """Finds the living processes of a kind."""
-    found = []
-    for process in own(mark):
-        try:
-            words = " ".join(process.cmdline())
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-        if process.pid == driver if kind == "driver" else process.pid != driver and PROCESSES[kind] in words:
-            found.append(process)
-    return found
+    if kind == "driver":
+        return [one for one in own(mark) if one.pid == driver]
+    return [one for one in own(mark) if one.pid != driver and PROCESSES[kind] in " ".join(one.info["cmdline"] or ())]
+
+
+def tell(processes: Sequence[psutil.Process], number: int) -> None:
+    """Sends a signal to processes that may be gone."""
+    for one in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.send_signal(number)
 
 
 @dataclass
@@ -162,14 +156,14 @@ class Server:
         else:
             raise RuntimeError(f"the {self.kind} did not start; see its log in {self.folder}")
         if self.kind == "storage server":  # it keeps everything in memory: a killed one comes back empty
-            self.client().create_bucket(Bucket=BUCKET)
+            self.bucket().create()
 
-    def client(self) -> Any:
-        """Returns a client of the storage server."""
+    def bucket(self) -> Any:
+        """Returns the bucket of the storage server."""
         import boto3
 
         settings = {"aws_access_key_id": "key", "aws_secret_access_key": "secret", "region_name": "us-east-1"}
-        return boto3.client("s3", endpoint_url=f"http://127.0.0.1:{self.port}", **settings)
+        return boto3.resource("s3", endpoint_url=f"http://127.0.0.1:{self.port}", **settings).Bucket(BUCKET)
 
     def kill(self) -> None:
         """Kills it, with its own workers: the session has nobody else."""
@@ -261,9 +255,8 @@ class Place:
 
     def _address(self) -> str:
         """Returns where the cluster is that the study joins: a head without processors, and a node for the ranks."""
-        alive = Counter(kind for kind in STANDING for _ in find(kind, self.mark, 0))
         offset = self.clock.read_bytes() if self.clock else b""  # Ray places nothing for as long as it was set back
-        if alive != {"raylet": 2, "gcs": 1} or offset != self.began_at:
+        if [len(find(kind, self.mark, 0)) for kind in STANDING] != [2, 1] or offset != self.began_at:
             self.cluster.close()
             self.raylets = self.cluster.enter_context(raylet_cluster(self.folder, self.environment))
             self.raylets("add node")
@@ -283,22 +276,16 @@ class Place:
         """
         if hazard in PROCESSES:
             found = find(hazard, self.mark, driver)
-            hit = drawn.choice(found) if found else None
-            if hit is not None:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    hit.kill()
-            yield f"process {hit.pid}" if hit is not None else ""
+            hit = [drawn.choice(found)] if found else []
+            tell(hit, signal.SIGKILL)
+            yield f"process {hit[0].pid}" if hit else ""
         elif hazard.startswith("stop "):
             found = find(hazard.removeprefix("stop "), self.mark, driver)
-            for process in found:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.suspend()
+            tell(found, signal.SIGSTOP)
             try:
                 yield f"{len(found)} process(es)" if found else ""
             finally:
-                for process in found:
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        process.resume()
+                tell(found, signal.SIGCONT)
         elif hazard in SERVERS:
             self.servers[hazard].kill()
             try:
@@ -316,11 +303,10 @@ class Place:
             finally:
                 mount("umount", "-l", self.disk)
         else:
-            disk = self.disk if hazard == "full disk" else self.temporary
-            filler = disk / "filler"
+            filler = (self.disk if hazard == "full disk" else self.temporary) / "filler"
             fill(filler)
             try:
-                yield str(disk)
+                yield str(filler.parent)
             finally:
                 filler.unlink()
 
@@ -371,9 +357,7 @@ class Place:
         for server in self.servers.values():
             server.kill()
         self.cluster.close()
-        for process in own(self.mark):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        tell(own(self.mark), signal.SIGKILL)
         if keep and self.mounts:
             shutil.copytree(self.disk, self.folder / "kept", dirs_exist_ok=True, ignore_dangling_symlinks=True)
         if self.mounts:
@@ -389,14 +373,5 @@ def fill(filler: Path) -> None:
     with open(filler, "wb", buffering=0) as file:
         for size in (1 << 24, 1 << 20, 1 << 12, 1):
             with contextlib.suppress(OSError):
-                while True:
-                    if file.write(b"\0" * size) < size:
-                        break
-
-
-def objects(server: Server) -> Mapping[str, bytes]:
-    """Returns all objects of the storage server by key."""
-    client = server.client()
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
-    keys = [one["Key"] for page in pages for one in page.get("Contents", [])]
-    return {key: client.get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in keys}
+                while file.write(b"\0" * size) == size:
+                    pass
