@@ -148,7 +148,6 @@ class Host:
             report = Report(problem=None, after=part.number)
 
     async def _trial(self, post: Post, lane: str, group: int, part: Any, place: WorkerPlace) -> None:
-        node = part.assignment.node_names[place.node_id]
 
         async def call(name: str, *given: Any) -> Any:
             return await post.call(lane, name, group, part.number, *given)
@@ -162,7 +161,7 @@ class Host:
         self.running -= 1
         where = Place(
             rank=part.rank,
-            node=node,
+            node=_named(place.node_id),
             slot=part.slot.device,
             device=f"cpu{part.slot.device}",
             device_uuid=None,
@@ -194,7 +193,11 @@ class _Sensors:
 
 
 def _sensors(node_id: str) -> _Sensors:
-    return _Sensors(host_of(node_id), f"node{int(node_id, 16):03d}")
+    return _Sensors(host_of(node_id), _named(node_id))
+
+
+def _named(node_id: str) -> str:
+    return f"node{int(node_id, 16):03d}"
 
 
 class FakeKeeper(LaneKeeper):
@@ -211,7 +214,7 @@ class FakeKeeper(LaneKeeper):
         self.num_called += 1
         return await super().call(lane, name, *arguments, **more)
 
-    async def calls(self, lane: str, name: str, several: Sequence[Sequence[Any]]) -> list[Any]:
+    async def calls(self, lane: str, name: str, several: Sequence[Sequence[Any]]) -> Any:
         """Counts a call of several workers as the one it is."""
         self.num_called += 1
         return await super().calls(lane, name, several)
@@ -230,7 +233,7 @@ class FakeKeeper(LaneKeeper):
             async def probe(_worker: WorkerPlace) -> str:
                 return ""
 
-            self._lanes[name] = Lane(nodes, launch, lambda _: None, probe, ray.put if len(nodes) > 1 else None)
+            self._lanes[name] = Lane(nodes, launch, lambda _: None, probe)
         return self._lanes[name]
 
     def telemetry_actors(self, nodes: Sequence[Node], backends: Sequence[str]) -> list[Any]:  # noqa: ARG002

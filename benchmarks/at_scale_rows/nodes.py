@@ -155,7 +155,7 @@ class Nodes:
     def tables(self, node: int) -> list[Any]:
         """References to what the post of a node holds."""
         rows = self.spans.num_rows // (self.spans["rank"][-1].as_py() + 1) * PER_NODE
-        return [ray.put([(self.spans.slice(node * rows, rows), None)])]
+        return [ray.put(([], [(self.spans.slice(node * rows, rows), None)]))]
 
     def recording(self, node: str) -> NodeTelemetry:
         """Returns what a node says of the files that it has written to the folder."""
@@ -190,7 +190,7 @@ def head() -> Iterator[Row]:
             RankOutcome(rank=place.rank, status=RunStatus.COMPLETED, provenance=facts, build_time_s=1.0)
             for place in places
         ]
-        answer = Answer(outcomes=tuple(outcomes), places=tuple(places), tables=tuple(held))
+        answer = Answer(outcomes=tuple(outcomes), places=tuple(places), held=tuple(held))
         asked: Any = {
             node: SimpleNamespace(
                 recording=SimpleNamespace(remote=lambda *_, name=node.name: process.recording.remote(name)),
@@ -201,7 +201,7 @@ def head() -> Iterator[Row]:
         attempt = Attempt(spec=spec, repeat=0, measure=Measure(), nodes=tuple(nodes), folder=folder)
         each_s = []
         for _ in range(2):
-            sensed = Beside(key="key", sensed={}, node_power_w=dict, actors=asked, places=places)
+            sensed = Beside(key="key", sensed={}, node_power_w=dict, actors=asked)
             course = run_trial._Course(nodes=real, telemetry=sensed, answer=answer)
             begun_s = time.process_time()
             run_trial._conclude(attempt, course, ClockAnchor.now(), None)

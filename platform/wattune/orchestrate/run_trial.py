@@ -17,7 +17,6 @@ from functools import partial
 from typing import Final
 
 import pyarrow as pa
-import ray
 from ray.exceptions import ObjectLostError, RayError
 
 from wattune.clock import ClockAnchor
@@ -30,7 +29,7 @@ from wattune.orchestrate.command_result import command_spans, run_spans
 from wattune.orchestrate.cooldown import wait_until_cool
 from wattune.orchestrate.failures import Cause, Failure, is_of_the_machine
 from wattune.orchestrate.lanes.actor import LaneKeeper
-from wattune.orchestrate.lanes.messages import Answer, Assignment, GroupKey
+from wattune.orchestrate.lanes.messages import Answer, Assignment, GroupKey, RankTables, whole
 from wattune.orchestrate.lanes.ray_errors import KEEPER_ENDED, cause
 from wattune.orchestrate.power_limit import NODE_POWER, PowerLimit, simulated_power_w
 from wattune.orchestrate.ray_settings import DASHBOARD, STARTING, dashboard
@@ -122,16 +121,18 @@ async def _run(attempt: Attempt, cluster: Cluster, workers: LaneKeeper, free: Ca
 
 def _conclude(measured: Attempt, course: _Course, begun: ClockAnchor, ended_mono_ns: int | None) -> None:
     """Makes and stores the result of a trial whose steps and sensors have ended; None is the end where it is now."""
-    folder, telemetry = TrialFolder(measured.folder), course.telemetry
+    folder, telemetry, spans = TrialFolder(measured.folder), course.telemetry, None
     if len(folder.attempts()) >= (measured.numbers.attempt or 1):  # see `conclude`
         return
     try:
-        spans = _write_spans(measured, folder, course.answer, telemetry)
+        course.answer, tables = whole(course.answer, STOP_S)
+        spans = _write_spans(measured, folder, course.answer, tables, telemetry)
     except ObjectLostError:
         lost = "the post of a node ended, and took with it what ranks there had measured"
-        spans, course.answer = None, replace(course.answer, failure=lost, infra=Cause.WORKERS_LOST)
+        course.answer = replace(course.answer, failure=lost, infra=Cause.WORKERS_LOST)
     digests: dict[str, str] = {}
     if telemetry is not None:
+        telemetry.places = course.answer.places
         digests = telemetry.keep(folder.path, used_alone=is_command(measured.spec) and spans is None)
         course.answer = _with_losses(course.answer, telemetry)
     digests |= _write_telemetry(
@@ -182,7 +183,6 @@ async def _measure(attempt: Attempt, course: _Course, workers: LaneKeeper, sensi
             deaths = await workers.in_thread(partial(telemetry.explained, answer.deaths))
             words = {death.rank: death.words for death in deaths if death.words}
             course.answer = replace(answer, deaths=deaths, stacks={**answer.stacks, **words})
-        telemetry.places = course.answer.places
         telemetry.warm = course.answer.warm and not is_command(spec)  # a command's own processes are new
     except (EngineError, TelemetryError) as error:
         kinds = ((NodeError, Cause.NODE_UNFIT), (TelemetryError, Cause.TELEMETRY))
@@ -281,12 +281,10 @@ def _timed(result: Run, attempt: Attempt, course: _Course, begun: ClockAnchor, e
 
 
 def _write_spans(
-    attempt: Attempt, folder: TrialFolder, answer: Answer, telemetry: TrialTelemetry | None
+    attempt: Attempt, folder: TrialFolder, answer: Answer, tables: RankTables, telemetry: TrialTelemetry | None
 ) -> pa.Table | None:
     """Writes what the ranks brought home; returns their spans."""
-    spec, tables = attempt.spec, [(outcome.spans, outcome.kernels) for outcome in answer.outcomes]
-    for held in ray.get(list(answer.tables), timeout=STOP_S) if answer.tables else ():
-        tables += held
+    spec = attempt.spec
     if is_command(spec):
         offsets = telemetry.offsets if telemetry is not None else {}
         offsets_ns = {place.node: offsets.get(place.node, NO_OFFSET)["clock_offset_ns"] for place in answer.places}

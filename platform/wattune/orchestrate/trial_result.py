@@ -32,9 +32,10 @@ def status_of(spec: TrialSpec, answer: Answer, nodes: Sequence[Node] = ()) -> _E
     """Returns how a run ended, by its first failure and not by its measurement."""
     if answer.interrupted:
         return RunStatus.INTERRUPTED, answer.failure, None
-    silent = sorted(set(range(num_answers(spec))) - {one.rank for one in answer.outcomes})
+    heard = answer.completed | {one.rank for one in answer.outcomes}
+    silent = sorted(set(range(num_answers(spec))) - heard)
     part = "node" if is_command(spec) else "rank"
-    lost = f"{part} {', '.join(map(str, silent))} ended without reporting" if silent and answer.outcomes else ""
+    lost = f"{part} {', '.join(map(str, silent))} ended without reporting" if silent and heard else ""
     cause = answer.cause
     failed = cause is not None and cause.status is not RunStatus.COMPLETED
     stands = failed and cause is not None and cause.status in (RunStatus.ABORTED, RunStatus.OUT_OF_MEMORY)

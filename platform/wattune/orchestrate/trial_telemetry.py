@@ -23,6 +23,7 @@ from wattune.orchestrate.cluster import Cluster, Node
 from wattune.orchestrate.lanes.actor import NICENESS, LaneKeeper
 from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.lanes.messages import Death, Place
+from wattune.orchestrate.lanes.post import ASKED_FRAC
 from wattune.orchestrate.lanes.ray_errors import KEEPER_ENDED, KEEPER_REMEDY, cause, ended_with_keeper, ray_words
 from wattune.orchestrate.telemetry_actor import (
     EXCHANGE_S,
@@ -53,8 +54,8 @@ WORK_S: Final = 600.0
 """Longest that work on a trial's files may take on a node."""
 
 _T = TypeVar("_T")
-Leaders = Sequence[tuple[ActorHandle, Mapping[Node, str]]]
-"""Posts that ask the actors of nodes, and these actors' names; none where there are few nodes."""
+Top = tuple[ActorHandle, Mapping[Node, tuple[str, str]]] | None
+"""The post that asks the actors of many nodes, and names of each node's post and actor."""
 
 _BACKENDS_OF_VENDOR: Final = {"cpu": ("host",), "nvidia": ("host", "nvml"), "amd": ("host", "amd_smi")}
 """Backends that read a node's sensors, by the vendor of its devices."""
@@ -75,7 +76,7 @@ class TrialTelemetry:
     """Reads every node: the highest 1 s mean of its device power in the last seconds, if power is read."""
     actors: Mapping[Node, ActorHandle] = field(default_factory=dict)
     """The actors that sample the nodes."""
-    leaders: Leaders = ()
+    top: Top = None
     url: str = ""
     """Storage that nodes may send recordings to; see `Cluster`."""
     places: Sequence[Place] = ()
@@ -185,7 +186,7 @@ class TrialTelemetry:
 
     def _ask(self, within_s: float, method: str, *given: Any) -> tuple[dict[Node, Any], dict[Node, RayError]]:
         actors = {node: actor for node, actor in self.actors.items() if node not in self.silent}
-        return _ask(actors, self.leaders, within_s, method, self.key, *given)
+        return _ask(actors, self.top, within_s, method, self.key, *given)
 
     def _lose(self, failed: Mapping[Node, RayError], within_s: float) -> None:
         self.silent = {*self.silent, *_silent(failed)}
@@ -234,23 +235,24 @@ def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: LaneKeeper) -> 
     backends = sensor_backends(spec)
     actors = dict(zip(cluster.nodes, lanes.telemetry_actors(cluster.nodes, backends), strict=True))
     named = partial(actor_name, backends=backends, job_id=ray.get_runtime_context().get_job_id())
-    leaders = [(post, {node: named(node) for node in own}) for post, own in lanes.leaders(cluster.nodes)]
+    post, posts = lanes.top(cluster.nodes)
+    top = (post, {node: (at, named(node)) for node, at in posts.items()}) if post is not None else None
     num_ranks = spec.cluster.devices_per_node
     silent: Set[Node] = frozenset()
     try:
-        found, failed = _ask(actors, leaders, START_S, "start", key, num_ranks, settings_of(spec))
+        found, failed = _ask(actors, top, START_S, "start", key, num_ranks, settings_of(spec))
         silent = _silent(failed)
         _require(failed, START_S)
         sensed = {node.name: one for node, one in found.items()}
     except Exception:  # also if a node has just died: the samplers of the others must not run on
-        _ask({node: one for node, one in actors.items() if node not in silent}, leaders, STOP_S, "stop", key)
+        _ask({node: one for node, one in actors.items() if node not in silent}, top, STOP_S, "stop", key)
         raise
     telemetry = TrialTelemetry(
         key=key,
         sensed=sensed,
-        node_power_w=lambda: _look(key, actors, leaders),
+        node_power_w=lambda: _look(key, actors, top),
         actors=actors,
-        leaders=leaders,
+        top=top,
         url=cluster.url,
     )
     try:
@@ -316,30 +318,29 @@ def _reason(node: Node, error: RayError) -> str:
 
 
 def _ask(
-    actors: Mapping[Node, ActorHandle], leaders: Leaders, within_s: float, method: str, *given: Any
+    actors: Mapping[Node, ActorHandle], top: Top, within_s: float, method: str, *given: Any
 ) -> tuple[dict[Node, Any], dict[Node, RayError]]:
-    """Asks actors as `ask_all` does, by leaders for half of the time; then those themselves that have not answered.
+    """Asks actors as `ask_all` does, by posts for half of the time; then those themselves that have not answered.
 
-    So a silent leader costs its nodes nothing, and silent nodes cost one time-out.
+    So a silent post costs its nodes nothing, and silent nodes cost one time-out.
     """
-    led = {at: tuple(node for node in own if node in actors) for at, (_, own) in enumerate(leaders)}
-    half_s = within_s / 2
-    asked = {
-        at: post.ask.remote([own[node] for node in led[at]], half_s, method, *given)
-        for at, (post, own) in enumerate(leaders)
-    }
-    told = ask_all(asked, half_s)[0]
-    answers = {node: one for at, several in told.items() for node, one in zip(led[at], several, strict=True)}
+    answers: dict[Node, Any] = {}
+    if top is not None:
+        within_s /= 2
+        post, names = top
+        asked = post.ask.remote([names[node] for node in actors], ASKED_FRAC * within_s, method, *given)
+        for told in ask_all({method: asked}, within_s)[0].values():
+            answers = dict(zip(actors, told, strict=True))
     raised = {node: one for node, one in answers.items() if isinstance(one, RayTaskError)}
     found = {node: one for node, one in answers.items() if not isinstance(one, Exception)}
     rest = {node: one for node, one in actors.items() if node not in found and node not in raised}
     direct = {node: getattr(actor, method).remote(*given) for node, actor in rest.items()}
-    more, failed = ask_all(direct, half_s if leaders else within_s)
+    more, failed = ask_all(direct, within_s)
     return found | more, raised | failed
 
 
-def _look(key: str, actors: Mapping[Node, ActorHandle], leaders: Leaders) -> dict[str, float]:
-    found, failed = _ask(actors, leaders, LOOK_S, "node_power_w", key)
+def _look(key: str, actors: Mapping[Node, ActorHandle], top: Top) -> dict[str, float]:
+    found, failed = _ask(actors, top, LOOK_S, "node_power_w", key)
     for reason in _told(failed, LOOK_S):  # the trial goes on; its result counts such looks
         _log.warning("the power of a running trial cannot be read: %s", reason)
     return {node.name: power_w for node, power_w in found.items() if power_w is not None}

@@ -74,7 +74,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch, make_specs: Any, new_node: Any) -> 
     def begin(first: FakeActor, second: FakeActor) -> Any:
         cluster = Cluster(nodes=(new_node("n0"), new_node("n1")), driver_node_id="n0")
         lanes: Any = SimpleNamespace(
-            telemetry_actors=lambda _nodes, _backends: [first, second], leaders=lambda _: [], clocks=NodeClocks()
+            telemetry_actors=lambda _nodes, _backends: [first, second], top=lambda _: (None, {}), clocks=NodeClocks()
         )
         return sampling("key", make_specs(1)[0], cluster, lanes)
 
@@ -230,7 +230,7 @@ def test_work_on_files_of_many_nodes_is_done_on_one_that_sees_them(
     assert ("n7 was to do is done here" in caplog.text) == fails
 
 
-def test_nodes_of_a_silent_leader_are_asked_themselves_and_what_a_node_raised_is_not_asked_again(
+def test_nodes_of_a_silent_post_are_asked_themselves_and_what_a_node_raised_is_not_asked_again(
     new_node: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray, "get", lambda pending, timeout=None: pending())
@@ -239,19 +239,20 @@ def test_nodes_of_a_silent_leader_are_asked_themselves_and_what_a_node_raised_is
     actors = {node: FakeActor(node.name) for node in nodes}
     raised = RayTaskError("stop", "Traceback", OSError("disk full"))
 
-    def post(answer: Any) -> Any:
-        return SimpleNamespace(ask=SimpleNamespace(remote=lambda *given: asked.append(given) or (lambda: answer)))
-
     asked: list[Any] = []
-    leaders = [
-        (post(["told", raised]), {nodes[0]: "a", nodes[1]: "b"}),
-        (post(None), {nodes[2]: "c", nodes[3]: "d"}),
-    ]
+
+    def top(answer: Any) -> Any:
+        ask = SimpleNamespace(remote=lambda *given: asked.append(given) or (lambda: answer))
+        return SimpleNamespace(ask=ask), {node: (f"post-{node.name}", node.name) for node in nodes}
+
     left = {node: actor for node, actor in actors.items() if node is not nodes[3]}
-    found, failed = trial_telemetry._ask(left, leaders, 60.0, "node_power_w", "key")
-    assert asked == [(["a", "b"], 30.0, "node_power_w", "key"), (["c"], 30.0, "node_power_w", "key")]
+    names = [(f"post-n{number}", f"n{number}") for number in range(3)]
+    found, failed = trial_telemetry._ask(left, top(["told", raised, TimeoutError()]), 60.0, "node_power_w", "key")
     assert found == {nodes[0]: "told", nodes[2]: 500.0} and failed == {nodes[1]: raised}
     assert [actor.asked for actor in actors.values()] == [[], [], ["node_power_w"], []]
+    found, failed = trial_telemetry._ask(left, top(None), 60.0, "node_power_w", "key")
+    assert found == dict.fromkeys(nodes[:3], 500.0) and not failed
+    assert asked == [(names, 24.0, "node_power_w", "key")] * 2
 
 
 class Store:

@@ -32,7 +32,7 @@ from wattune.orchestrate.cluster import Cluster, Node
 from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.lanes.lane import Lane
 from wattune.orchestrate.lanes.messages import Answer, Assignment, GroupKey, WorkerPlace
-from wattune.orchestrate.lanes.post import LED, leader, open_post
+from wattune.orchestrate.lanes.post import LED, open_post, post_name
 from wattune.orchestrate.lanes.ray_errors import death
 from wattune.orchestrate.lanes.train_runs import Launcher
 from wattune.orchestrate.telemetry_actor import NodeClocks, telemetry_actor
@@ -262,11 +262,11 @@ class LaneKeeper:
         answer = getattr(found, name)(*arguments, **more) if found is not None else None
         return await answer if isawaitable(answer) else answer
 
-    async def calls(self, lane: str, name: str, several: Sequence[Sequence[Any]]) -> list[Any]:
+    async def calls(self, lane: str, name: str, several: Sequence[Sequence[Any]]) -> Any:
         """Calls a method of a lane for several workers, each with arguments of its own; all are answered together."""
         found = self._lanes.get(lane)
-        if found is not None and name == "next_trial":  # one task for all of them
-            return [*await found.next_trials(several)]
+        if name == "next_trial":
+            return await found.next_trials(several) if found is not None else None
         return [found and getattr(found, name)(*arguments) for arguments in several]
 
     def post(self, node_id: str) -> ActorHandle:
@@ -275,20 +275,23 @@ class LaneKeeper:
             self._posts[node_id] = open_post(self.handle, self._born, node_id, self._node_id)
         return self._posts[node_id]
 
-    def leaders(self, nodes: Sequence[Node]) -> list[tuple[ActorHandle, tuple[Node, ...]]]:
-        """Returns the posts that ask the nodes of a trial, each with its own; none where there are few nodes."""
-        ids, led = [node.node_id for node in nodes], dict[str, list[Node]]()
-        for node in nodes if len(nodes) > LED else ():
-            led.setdefault(leader(ids, node.node_id, self._node_id), []).append(node)
-        return [(self.post(first), tuple(own)) for first, own in led.items()]
+    def top(self, nodes: Sequence[Node]) -> tuple[ActorHandle | None, dict[Node, str]]:
+        """Returns the post that asks the nodes of a trial, and names of posts for each; none where there are few nodes.
+
+        The node of this process has no post, and is asked by that of another.
+        """
+        if len(nodes) <= LED:
+            return None, {}
+        first = next(node.node_id for node in nodes if node.node_id != self._node_id)
+        ids = {node: first if node.node_id == self._node_id else node.node_id for node in nodes}
+        return self.post(first), {node: post_name(self._born, node_id) for node, node_id in ids.items()}
 
     def _lane(self, nodes: tuple[str, ...]) -> Lane:
         name = f"{'+'.join(nodes)}@{self._born}"
         if name not in self._lanes:
             launcher = Launcher(self.handle, name, self._scratch, self._storage, self.in_thread)
             launcher.post = self.post
-            share = ray.put if len(nodes) > 1 else None  # a node's post has one message
-            self._lanes[name] = launcher.lane = Lane(nodes, launcher.launch, _kill, _probe, share)
+            self._lanes[name] = launcher.lane = Lane(nodes, launcher.launch, _kill, _probe)
         return self._lanes[name]
 
 

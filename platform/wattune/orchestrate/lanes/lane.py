@@ -28,6 +28,7 @@ import contextlib
 import math
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -43,10 +44,12 @@ from wattune.orchestrate.lanes.messages import (
     GroupKey,
     Places,
     RankAssignment,
+    RankSlot,
     Report,
     WorkerPlace,
+    part_of,
 )
-from wattune.orchestrate.lanes.worker_group import Group, Kill, LaneError, LaneRun, Launch, Probe, Share, TrialOfGroup
+from wattune.orchestrate.lanes.worker_group import Group, Kill, LaneError, LaneRun, Launch, Probe, TrialOfGroup
 from wattune.run import RunStatus
 from wattune.workers.outcome import RankOutcome
 from wattune.workers.watchdog import Order
@@ -64,10 +67,10 @@ MOST_LOSSES: Final = 4
 class Lane(Changes):
     """Groups of workers for one set of nodes, one at a time, and the trials that wait for them."""
 
-    def __init__(self, nodes: tuple[str, ...], launch: Launch, kill: Kill, probe: Probe, share: Share = None) -> None:
+    def __init__(self, nodes: tuple[str, ...], launch: Launch, kill: Kill, probe: Probe) -> None:
         """Starts nothing on these nodes: Ray's ids, in the plan's order."""
         super().__init__()
-        self.nodes, self._share = nodes, share
+        self.nodes = nodes
         self._launch, self._kill, self._probe_worker = launch, kill, probe
         self._one_at_a_time = asyncio.Lock()
         self._run: LaneRun | None = None
@@ -92,7 +95,7 @@ class Lane(Changes):
                 group = await self._group_for(assignment)
                 waited_s, start_s = self._placing_s, time.monotonic() - begun_s - self._placing_s
                 restart_s, self._lost_s = group.restart_s(self._lost_s), None
-                trial = group.begin(assignment, self._share)
+                trial = group.begin(assignment)
                 if self._next is None and (then := assignment.attempt.then) is not None:
                     self._next = self._start_run(GroupKey.of(then, dict(assignment.key.resources)), restarts=True)
             except WattuneError as error:
@@ -103,20 +106,14 @@ class Lane(Changes):
             await self._watch(group, trial)
             # The driver reads telemetry while the workers clean up: it is answered before they are done.
             self._settling = asyncio.create_task(self._settle(group, trial, fresh=assignment.fresh))
-            return Answer(
-                outcomes=tuple(trial.outcomes[rank] for rank in sorted(trial.outcomes)),
-                cause=trial.cause,
-                places=tuple(trial.places[rank] for rank in sorted(trial.places)),
-                tables=tuple(trial.tables.values()),
+            return replace(
+                trial.answer,
                 failure="" if trial.answered and not trial.interrupted else self._closed or group.lost or "",
                 infra=None if self._closed is None else Cause.NODE_LOST,
                 deaths=group.deaths(trial),
-                interrupted=trial.interrupted,
-                stacks=trial.stacks,
                 group_start_s=start_s,
                 node_wait_s=waited_s,
                 restart_s=restart_s,
-                number=trial.number,
                 warm=before is not None and before is self._run,
             )
 
@@ -193,31 +190,29 @@ class Lane(Changes):
 
     async def next_trial(self, group_number: int, worker: int, report: Report | None) -> RankAssignment | None:
         """Waits for a worker's part in the next trial; None tells the worker to end."""
-        return (await self.next_trials([(group_number, worker, report)]))[0]
+        told = await self.next_trials([(group_number, worker, report)])
+        return None if told is None else part_of(told[0], told[1][0])
 
-    async def next_trials(self, several: Sequence[Sequence[Any]]) -> list[RankAssignment | None]:
-        """See `next_trial`; workers of one group, which are answered together."""
+    async def next_trials(self, several: Sequence[Sequence[Any]]) -> tuple[RankAssignment, list[RankSlot]] | None:
+        """See `next_trial`; workers of one group, answered together with one part, and the rank and slot of each."""
         if (group := self._known(several[0][0])) is None:
-            return [None for _ in several]
+            return None
         after = max(0 if report is None else report.after for _, _, report in several)
         group.reports |= {worker: report for _, worker, report in several}
         group.ready_s = time.monotonic() if group.ready_s is None and group.idle else group.ready_s
         self._notify(workers=False)
 
-        def offered() -> TrialOfGroup | None:
-            return one if (one := group.trial) is not None and not one.closed and one.number > after else None
-
         def ending() -> bool:
             return group.lost is not None or self._run is None or self._run.ending
 
-        await self._until_told(lambda: ending() or offered() is not None)
-        if (trial := offered()) is None or ending():
-            return [None for _ in several]
+        await self._until_told(lambda: ending() or group.offered(after) is not None)
+        if (trial := group.offered(after)) is None or ending():
+            return None
         for _, worker, _ in several:
             group.reports.pop(worker, None)  # a call made again may have been first
             group.taken[worker] = trial.number
         self._notify(workers=False)
-        return [trial.ranks[worker] for _, worker, _ in several]
+        return trial.part, [trial.ranks[worker] for _, worker, _ in several]
 
     async def await_window(self, group_number: int, number: int) -> None:
         """Waits until a trial's measured steps may begin, or it is to end."""
@@ -234,10 +229,16 @@ class Lane(Changes):
             trial.fail(outcome, keeps_group=keeps_group, notified=True)
             self._notify(workers=False)
 
-    def deliver(self, group_number: int, number: int, outcome: RankOutcome, where: Places, held: Any = None) -> None:
-        """Takes a rank's outcome; only the first one counts. `held` refers to tables that its post holds."""
+    def deliver(self, group_number: int, number: int, outcome: RankOutcome, where: Places) -> None:
+        """Takes a rank's outcome; only the first one counts."""
         if (trial := self._trial(group_number, number)) is not None:
-            trial.deliver(outcome, where, held)
+            trial.deliver(outcome, where)
+            self._notify(workers=False)
+
+    def delivered(self, group_number: int, number: int, *told: Any) -> None:
+        """Takes outcomes of ranks of posts: see `TrialOfGroup.take`."""
+        if (trial := self._trial(group_number, number)) is not None:
+            trial.take(*told)
             self._notify(workers=False)
 
     def hung(self, group_number: int, number: int, outcome: RankOutcome, stacks: str) -> None:

@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
+import pyarrow as pa
 import ray
+from ray import cloudpickle
 
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.failures import Cause
@@ -159,16 +161,31 @@ class RankAssignment:
     meeting: str
     """Name under which the ranks meet. Trials of a group that share it share their process groups."""
     assignment: Assignment | None
-    """None if the ranks only test that they find each other. On its way to a worker it is a reference, see `Share`."""
+    """None if the ranks only test that they find each other. On its way to a worker it is as `sent`."""
     rendezvous: str = ""
     """Meeting point of a command's processes: `host:port` of node 0."""
 
 
+RankSlot = tuple[int, int, int, int]
+"""Rank of a worker, its number on the node, and its slot: node and device. All else of a part is that of the others."""
+
+
+def part_of(part: RankAssignment, own: RankSlot) -> RankAssignment:
+    """Returns the part of a worker, of another one's part and its own rank and slot."""
+    rank, local_rank, node, device = own
+    return replace(part, rank=rank, local_rank=local_rank, slot=Slot(node=node, device=device))
+
+
+def sent(assignment: Assignment) -> Any:
+    """Returns an assignment as it travels: pickled once, however many processes pass it on."""
+    return cloudpickle.dumps(assignment)
+
+
 def received(part: RankAssignment | None) -> RankAssignment | None:
-    """Returns a part as its worker uses it, with the assignment in the place of the reference."""
-    if part is None or not isinstance(part.assignment, ray.ObjectRef):
+    """Returns a part as its worker uses it."""
+    if part is None or not isinstance(part.assignment, bytes):
         return part
-    return replace(part, assignment=ray.get(part.assignment))
+    return replace(part, assignment=cloudpickle.loads(part.assignment))
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: see `RankOutcome`
@@ -203,12 +220,14 @@ class Answer:
     """Result of an assignment."""
 
     outcomes: tuple[RankOutcome, ...] = ()
-    """By rank; ranks that ended without reporting are missing."""
+    """By rank; ranks that ended without reporting are missing, and those that `completed` until `whole`."""
+    completed: frozenset[int] = frozenset()
+    """Ranks that ended in order, whose outcomes and places posts hold."""
     cause: RankOutcome | None = None
     """The first failure, which decides the trial's status: `completed` if only the profiled pass failed."""
     places: tuple[Place, ...] = ()
-    tables: tuple[ray.ObjectRef, ...] = ()
-    """Spans and kernels that posts hold, of ranks of their nodes: only what makes the result needs them."""
+    held: tuple[ray.ObjectRef, ...] = ()
+    """References to what posts hold (`Held`), or to lists of such references: only the result needs it."""
     failure: str = ""
     """The reason the group failed; empty if it did not."""
     infra: Cause | None = None
@@ -230,3 +249,29 @@ class Answer:
     warm: bool = False
     """True where its workers began to start before it was asked for: they may have been on their devices before its
     sensors were read."""
+
+
+RankTables = Sequence[tuple[pa.Table | None, pa.Table | None]]
+"""Spans and kernels, of a rank or of several."""
+
+Held = tuple[Sequence[tuple[RankOutcome, Place]], RankTables]
+"""Outcomes and places of a post's ranks that completed, and tables of all: only the result needs them."""
+
+
+def whole(answer: Answer, within_s: float) -> tuple[Answer, RankTables]:
+    """Fetches what posts hold; returns the answer with every rank's outcome and place, and the tables.
+
+    Raises `RayError`: a post has ended.
+    """
+    outcomes, places = {one.rank: one for one in answer.outcomes}, {one.rank: one for one in answer.places}
+    tables, refs = [(one.spans, one.kernels) for one in answer.outcomes], list(answer.held)
+    while refs:
+        found: list[Held | list[ray.ObjectRef]] = ray.get(refs, timeout=within_s)
+        refs = [ref for one in found if isinstance(one, list) for ref in one]
+        for delivered, own in (one for one in found if isinstance(one, tuple)):
+            tables += own
+            for outcome, place in delivered:
+                places.setdefault(outcome.rank, place)
+                outcomes.setdefault(outcome.rank, outcome)
+    told = replace(answer, outcomes=tuple(outcomes[rank] for rank in sorted(outcomes)), held=())
+    return replace(told, places=tuple(places[rank] for rank in sorted(places))), tables

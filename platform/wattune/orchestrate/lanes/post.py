@@ -1,9 +1,10 @@
 """The post of a node: calls of its ranks go to the process that holds the lanes together, one for all of them.
 
 That process would have some calls of every rank in each trial otherwise, which at a thousand ranks are seconds. On many
-nodes the posts are a tree: some lead others, pass on their calls, and ask their nodes' sensors. Ranks on its own node,
-and workers of commands, of which a node has one, call it themselves. A post that is killed is started again, and called
-again; a leader that is gone with its node is left out.
+nodes the posts are a tree: some lead others, pass on their calls, and ask their nodes' sensors. What ranks measured
+stays at their post, and that process hears which of them completed. Ranks on its own node, and workers of commands, of
+which a node has one, call it themselves. A post that is killed is started again, and called again; a leader that is
+gone with its node is left out.
 """
 
 import asyncio
@@ -20,19 +21,22 @@ from ray.exceptions import RayActorError
 
 from wattune.orchestrate.ask import on_node
 from wattune.orchestrate.cluster import NAMESPACE
-from wattune.orchestrate.lanes.messages import RankAssignment
+from wattune.orchestrate.lanes.messages import part_of
 from wattune.orchestrate.ray_settings import normal_priority
+from wattune.run import RunStatus
 from wattune.workers.outcome import RankOutcome
 
 GATHER_S: Final = 0.02
 """Longest a call waits for those of the node's other ranks; what comes later follows in another one."""
 LED: Final = 16
-"""Nodes of a leader, itself among them. A lane of no more than that has none."""
+"""Nodes of a leader, itself among them, and leaders of one of their own. A lane of no more nodes has none."""
+
+ASKED_FRAC: Final = 0.8
+"""Part of the time for answers that is left to who asks below."""
 
 _ALIKE: Final = ("turn", "await_window", "stop_order")
 """Calls of all ranks that have one answer. Each of the next has something of its own. All others go out at once."""
 _TOGETHER: Final = ("join", "next_trial", "deliver")
-_OF_A_RANK: Final = 4  # arguments of `Lane.deliver`: its post adds another
 _found = cache(partial(ray.get_actor, namespace=NAMESPACE))
 
 
@@ -47,9 +51,10 @@ class Post:
         """Calls that wait for others, by lane, name, and run or group."""
         self._asked: dict[tuple[Any, ...], asyncio.Task[Any]] = {}
         """Calls that have one answer, until it is there."""
-        self._parts: dict[str, tuple[ray.ObjectRef, asyncio.Future[Any]]] = {}
         self._joined: Counter[tuple[str, int]] = Counter()
         """Ranks here and at posts it leads, by lane and group."""
+        self._own: Counter[tuple[str, int]] = Counter()
+        """Those here."""
 
     async def call(self, lane: str, name: str, *arguments: Any, **more: Any) -> Any:
         """Calls a method of a lane for a rank."""
@@ -61,15 +66,17 @@ class Post:
             return await asyncio.shield(self._asked[key])
         if name not in _TOGETHER:
             return await self._up("call", *key, **more)
-        (answer,) = await self.calls(lane, name, [arguments])
-        if not isinstance(answer, RankAssignment) or not isinstance(answer.assignment, ray.ObjectRef):
-            return answer
-        if lane not in self._parts or self._parts[lane][0] != answer.assignment:
-            self._parts[lane] = (answer.assignment, asyncio.ensure_future(answer.assignment))
-        return replace(answer, assignment=await asyncio.shield(self._parts[lane][1]))
+        answer = await self.calls(lane, name, [arguments])
+        if name == "join":
+            self._own.update((lane, group) for group in answer)
+            return answer[0]
+        return answer and part_of(answer[0], answer[1][0])
 
-    async def calls(self, lane: str, name: str, given: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Calls a method of a lane for ranks, here or of a post that it leads, each with arguments of its own."""
+    async def calls(self, lane: str, name: str, given: Sequence[tuple[Any, ...]]) -> Any:
+        """Calls a method of a lane for ranks, here or of a post that it leads, each with arguments of its own.
+
+        Returns what each has joined, or one part and the rank and slot of each; see `Lane.next_trials`.
+        """
         key = (lane, name, given[0][0])
         if key not in self._gathered:
             several, whole = list[tuple[Any, ...]](), asyncio.Event()
@@ -77,19 +84,24 @@ class Post:
         several, whole, sent = self._gathered[key]
         first = len(several)
         several += given
-        if name != "join" and len(several) == self._joined[lane, given[0][0]]:
+        count = sum(len(each[2]) + len(each[3]) for each in several) if name == "delivered" else len(several)
+        if name != "join" and count == (self._own if name == "deliver" else self._joined)[lane, given[0][0]]:
             whole.set()
-        answers: list[Any] = (await asyncio.shield(sent))[first : first + len(given)]
+        answer, own = await asyncio.shield(sent), slice(first, first + len(given))
         if name == "join":
-            self._joined.update((lane, group) for group in answers)
-        return answers
+            self._joined.update((lane, group) for group in answer[own])
+            return answer[own]
+        return answer and (answer[0], answer[1][own])
 
     async def _send(self, key: tuple[Any, ...], several: list[tuple[Any, ...]], whole: asyncio.Event) -> Any:
         await asyncio.wait([asyncio.create_task(whole.wait())], timeout=GATHER_S)
         whole.set()  # ends the task above where it was not
         del self._gathered[key]  # who comes now is of the next call
         lane, name, _ = key
-        return await self._up("calls", lane, name, _without_tables(several) if name == "deliver" else several)
+        if name == "deliver":
+            return await self.calls(lane, "delivered", [_held(several)])
+        answer = await self._up("calls", lane, name, [_joint(several)] if name == "delivered" else several)
+        return None if name == "delivered" else answer
 
     def _actor(self, name: str) -> ActorHandle:
         return _found(name)
@@ -99,7 +111,7 @@ class Post:
             self._above[lane] = self._keeper
             first = leader(lane.partition("@")[0].split("+"), self._node_id, self._head)
             if first != self._node_id:
-                self._above[lane] = self._actor(_name(lane, first))
+                self._above[lane] = self._actor(post_name(lane, first))
         try:
             return await getattr(self._above[lane], method).remote(lane, *given, **more)
         except RayActorError:
@@ -108,33 +120,53 @@ class Post:
             self._above[lane] = self._keeper
             return await getattr(self._keeper, method).remote(lane, *given, **more)
 
-    async def ask(self, actors: Sequence[str], within_s: float, method: str, *given: Any) -> list[Any]:
-        """Asks actors of nodes that it leads, by their names; returns their answers, or what kept them."""
+    async def ask(self, actors: Sequence[tuple[str, str]], within_s: float, method: str, *given: Any) -> list[Any]:
+        """Asks actors of nodes, by the names of their posts and of their own; returns their answers, or what kept them.
 
-        async def asked(name: str) -> Any:
-            return await getattr(self._actor(name), method).remote(*given)
+        Many are asked by other posts, which have most of the time. Who a silent one was to ask did not answer.
+        """
 
-        several = (asyncio.wait_for(asked(name), within_s) for name in actors)
-        return await asyncio.gather(*several, return_exceptions=True)
+        async def asked(name: str, method: str, *given: Any) -> Any:
+            async with asyncio.timeout(within_s):
+                return await getattr(self._actor(name), method).remote(*given)
+
+        if len(actors) <= LED:
+            return await asyncio.gather(*(asked(name, method, *given) for _, name in actors), return_exceptions=True)
+        parts = [actors[first : first + LED] for first in range(0, len(actors), LED)]
+        several = (asked(part[0][0], "ask", part, ASKED_FRAC * within_s, method, *given) for part in parts)
+        told = zip(parts, await asyncio.gather(*several, return_exceptions=True), strict=True)
+        return [one for part, answer in told for one in (answer if isinstance(answer, list) else [answer] * len(part))]
 
 
-def _without_tables(delivered: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Keeps the tables of own ranks' outcomes here, where whoever makes the result fetches them; returns the rest.
+def _held(delivered: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Keeps here what ranks measured, where whoever makes the result fetches it; returns arguments of `Lane.delivered`.
 
-    Those of ranks elsewhere are kept there already.
+    Outcomes that a lane looks at go there, without tables.
     """
-    own = sorted((each for each in delivered if len(each) == _OF_A_RANK), key=lambda each: each[2].rank)
-    outcomes: list[RankOutcome] = [each[2] for each in own]
+    (group, number, *_), *_ = delivered
+    delivered = sorted(delivered, key=lambda each: each[2].rank)
+    outcomes: list[RankOutcome] = [each[2] for each in delivered]
     spans = [one.spans for one in outcomes if one.spans is not None and one.spans.num_rows]
     tables = [(pa.concat_tables(spans).unify_dictionaries(), None)] if spans else []
     tables += [(None, one.kernels) for one in outcomes if one.kernels is not None]
-    held, told, left = [ray.put(tables)] if tables else [], delivered[0][2].provenance, list[tuple[Any, ...]]()
-    for each in (*own, *(each for each in delivered if len(each) > _OF_A_RANK)):
-        facts = told if each[2].provenance == told else each[2].provenance  # sent once if equal
-        one = replace(each[2], spans=None, kernels=None, provenance=facts)
-        ref = each[4] if len(each) > _OF_A_RANK else held.pop() if held else None
-        left.append((*each[:2], one, each[3], ref))
-    return left
+    completed, others = list[tuple[RankOutcome, Any]](), list[tuple[RankOutcome, Any]]()
+    for outcome, (*_, where) in zip(outcomes, delivered, strict=True):
+        told = outcomes[0].provenance  # sent once if equal
+        facts = told if outcome.provenance == told else outcome.provenance
+        is_plain = outcome.status is RunStatus.COMPLETED and "profile" not in outcome.facts
+        (completed if is_plain else others).append(
+            (replace(outcome, spans=None, kernels=None, provenance=facts), where)
+        )
+    return group, number, [outcome.rank for outcome, _ in completed], others, ray.put((completed, tables))
+
+
+def _joint(several: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Returns what posts have of their ranks as that of one post."""
+    if len(several) == 1:
+        return several[0]
+    group, number, *_ = several[0]
+    ranks, others = ([one for each in several for one in each[at]] for at in (2, 3))
+    return group, number, ranks, others, ray.put([each[4] for each in several])
 
 
 def leader(nodes: Sequence[str], node_id: str, head: str) -> str:
@@ -142,23 +174,26 @@ def leader(nodes: Sequence[str], node_id: str, head: str) -> str:
 
     The node of the process that holds the lanes has no post.
     """
-    if len(nodes) <= LED:
-        return node_id
-    first = nodes.index(node_id) // LED * LED
-    return next(node for node in nodes[first : first + LED] if node != head)
+    size, first = 1, node_id
+    while first == node_id and max(size, LED) < len(nodes):
+        size *= LED
+        begin = nodes.index(node_id) // size * size
+        first = next((node for node in nodes[begin : begin + size] if node != head), node_id)
+    return first
 
 
-def _name(born: str, node_id: str) -> str:
+def post_name(born: str, node_id: str) -> str:
+    """Returns the name of the post of a node; lanes' names, which do as well, end with what they were born as."""
     return f"post-{born.rpartition('@')[2]}-{node_id}"
 
 
 def open_post(keeper: ActorHandle, born: str, node_id: str, head: str) -> ActorHandle:
     """Starts the post of a node; it ends with the process that it calls, of whose lanes' names `born` is a part."""
-    known = {"name": _name(born, node_id), "namespace": NAMESPACE, "get_if_exists": True}
+    known = {"name": post_name(born, node_id), "namespace": NAMESPACE, "get_if_exists": True}
     return on_node(Post, node_id, **known, max_restarts=-1, max_task_retries=-1).remote(keeper, node_id, head)
 
 
 def nearest(config: Mapping[str, Any]) -> ActorHandle:
     """Returns what a rank calls: the post of its node; on the node of what holds the lanes that itself."""
     here = ray.get_runtime_context().get_node_id()
-    return config["keeper"] if here == config["head"] else _found(_name(config["lane"], here))
+    return config["keeper"] if here == config["head"] else _found(post_name(config["lane"], here))

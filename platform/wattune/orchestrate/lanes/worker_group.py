@@ -5,14 +5,25 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
 
 from wattune.errors import EngineError
 from wattune.orchestrate.events import TrialProgress
-from wattune.orchestrate.lanes.messages import Assignment, Death, GroupKey, Place, RankAssignment, Report, WorkerPlace
+from wattune.orchestrate.lanes.messages import (
+    Answer,
+    Assignment,
+    Death,
+    GroupKey,
+    Place,
+    RankAssignment,
+    RankSlot,
+    Report,
+    WorkerPlace,
+    sent,
+)
 from wattune.plans.axes import DEGREES
 from wattune.plans.placement import Slot, place
 from wattune.plans.program import is_command
@@ -32,12 +43,6 @@ Kill = Callable[[WorkerPlace], None]
 
 Probe = Callable[[WorkerPlace], Awaitable[str]]
 """Returns Ray's words about a worker whose process has ended; empty while it lives."""
-
-Share = Callable[[Assignment], Any] | None
-"""Makes of an assignment what every rank's part of it carries: a reference, of which each node fetches one copy.
-
-None leaves it as it is, for workers in the lane's own process.
-"""
 
 GROUP_START_S: Final = 300.0
 """Longest a group may take from its start until its last worker has joined, without its wait for a place."""
@@ -59,16 +64,20 @@ class TrialOfGroup:
 
     number: int
     assignment: Assignment | None
-    ranks: dict[int, RankAssignment]
+    part: RankAssignment
+    """That of rank 0."""
+    ranks: dict[int, RankSlot]
     """By number of the worker."""
+    completed: set[int] = field(default_factory=set)
+    """Ranks whose outcomes their posts hold."""
     outcomes: dict[int, RankOutcome] = field(default_factory=dict)
     """By rank, as are the next three."""
     places: dict[int, Place] = field(default_factory=dict)
     stacks: dict[int, str] = field(default_factory=dict)
     spans: dict[int, pa.Table] = field(default_factory=dict)
     """The last seconds of each rank."""
-    tables: dict[int, Any] = field(default_factory=dict)
-    """References to those that posts hold, by the first rank of each: after the end of a post they come again."""
+    held: dict[int, Any] = field(default_factory=dict)
+    """References to what posts hold, by the first rank of each: after the end of a post they come again."""
     cause: RankOutcome | None = None
     keeps_group: bool = True
     """Workers can be used again after `cause`."""
@@ -83,7 +92,26 @@ class TrialOfGroup:
     @property
     def answered(self) -> bool:
         """True once every rank has delivered its outcome."""
-        return len(self.outcomes) == len(self.ranks)
+        return len(self.heard) == len(self.ranks)
+
+    @property
+    def heard(self) -> set[int]:
+        """Ranks that have delivered."""
+        return self.completed | self.outcomes.keys()
+
+    @property
+    def answer(self) -> Answer:
+        """Answer of its ranks; the lane knows the rest."""
+        return Answer(
+            outcomes=tuple(self.outcomes[rank] for rank in sorted(self.outcomes)),
+            completed=frozenset(self.completed),
+            cause=self.cause,
+            places=tuple(self.places[rank] for rank in sorted(self.places)),
+            held=tuple(self.held.values()),
+            interrupted=self.interrupted,
+            stacks=self.stacks,
+            number=self.number,
+        )
 
     @property
     def name(self) -> str | None:
@@ -98,10 +126,8 @@ class TrialOfGroup:
         if self.cause is None:
             self.cause, self.keeps_group, self.notified = outcome, keeps_group, notified
 
-    def deliver(self, outcome: RankOutcome, where: Place | Sequence[Place] | None, held: Any = None) -> None:
+    def deliver(self, outcome: RankOutcome, where: Place | Sequence[Place] | None) -> None:
         """Takes a rank's outcome; only the first one of a rank counts. A command's node tells several places."""
-        if held is not None:
-            self.tables[outcome.rank] = held
         self.outcomes.setdefault(outcome.rank, outcome)
         if isinstance(where, Place):
             self.places[outcome.rank] = where
@@ -111,6 +137,13 @@ class TrialOfGroup:
             self.cause = outcome
         elif self.cause is not None and (self.cause.rank, self.cause.status) == (outcome.rank, outcome.status):
             self.cause = outcome  # the same failure, now with its full description
+
+    def take(self, ranks: Sequence[int], others: Sequence[tuple[RankOutcome, Place | None]], held: Any) -> None:
+        """Takes what a post tells of its ranks: those that completed, outcomes and places of others, what it holds."""
+        for outcome, where in others:
+            self.deliver(outcome, where)
+        self.completed.update(ranks)
+        self.held[min((*ranks, *(outcome.rank for outcome, _ in others)))] = held
 
 
 @dataclass(slots=True)
@@ -166,45 +199,55 @@ class Group:
             if why:
                 self.died.setdefault(worker.number, why)
 
-        silent = [number for number, rank in trial.ranks.items() if rank.rank not in trial.outcomes]
+        heard = trial.heard
+        silent = [number for number, (rank, *_) in trial.ranks.items() if rank not in heard]
         await asyncio.gather(*(ask(self.workers[number]) for number in silent))
 
     def deaths(self, trial: TrialOfGroup) -> tuple[Death, ...]:
         """Returns the workers that died before they delivered their outcome of a trial."""
-        places = ((trial.ranks[number].rank, self.workers[number], why) for number, why in sorted(self.died.items()))
+        heard = trial.heard
+        places = ((trial.ranks[number][0], self.workers[number], why) for number, why in sorted(self.died.items()))
         return tuple(
             Death(rank=rank, node_id=place.node_id, pid=place.pid, why=why)
             for rank, place, why in places
-            if rank not in trial.outcomes
+            if rank not in heard
         )
 
-    def begin(self, assignment: Assignment, share: Share = None, *, only_meet: bool = False) -> TrialOfGroup:
+    def offered(self, after: int) -> TrialOfGroup | None:
+        """Returns the trial that workers are to take after one of a number, if there is one."""
+        return one if (one := self.trial) is not None and not one.closed and one.number > after else None
+
+    def begin(self, assignment: Assignment, *, only_meet: bool = False) -> TrialOfGroup:
         """Begins a trial, from which its workers take their ranks; with `only_meet` they only test that they meet.
 
         Raises `LaneError`: the workers are not on the nodes the trial wants.
         """
         self.num_trials += 1
-        number = self.num_trials
-        ranks = assign_ranks(assignment, self.workers, number=number)
-        meeting = ("" if only_meet else self._meeting(assignment, ranks)) or f"trial-{number}"
-        first = next((worker for worker, rank in ranks.items() if rank.rank == 0), None)
-        offered = None if first is None else self.reports.get(first)
-        rendezvous = "" if offered is None else offered.rendezvous
-        shared = None if only_meet else assignment if share is None else share(assignment)
-        told: dict[str, Any] = {"meeting": meeting, "assignment": shared, "rendezvous": rendezvous}
-        ranks = {worker: replace(rank, **told) for worker, rank in ranks.items()}
-        self.trial = TrialOfGroup(number=self.num_trials, assignment=None if only_meet else assignment, ranks=ranks)
+        number, ranks = self.num_trials, assign_ranks(assignment, self.workers)
+        (first, (rank, local_rank, node, device)), *_ = ranks.items()
+        offered = self.reports.get(first)
+        part = RankAssignment(
+            number=number,
+            rank=rank,
+            world_size=len(ranks),
+            local_rank=local_rank,
+            slot=Slot(node=node, device=device),
+            meeting=("" if only_meet else self._meeting(assignment, ranks)) or f"trial-{number}",
+            assignment=None if only_meet else sent(assignment),
+            rendezvous="" if offered is None else offered.rendezvous,
+        )
+        own = None if only_meet else assignment
+        self.trial = TrialOfGroup(number=number, assignment=own, part=part, ranks=ranks)
         return self.trial
 
-    def _meeting(self, assignment: Assignment, ranks: dict[int, RankAssignment]) -> str:
+    def _meeting(self, assignment: Assignment, ranks: dict[int, RankSlot]) -> str:
         """The name under which the last trial met, if its ranks are in order and the next one needs the same groups."""
         last = self.trial
         if last is None or last.assignment is None or last.cause is not None or not last.answered:
             return ""
-        before, after = ({worker: each.rank for worker, each in one.items()} for one in (last.ranks, ranks))
-        if before != after or _groups(last.assignment.spec) != _groups(assignment.spec):
+        if last.ranks != ranks or _groups(last.assignment.spec) != _groups(assignment.spec):
             return ""
-        return next(iter(last.ranks.values())).meeting
+        return last.part.meeting
 
 
 def _groups(spec: TrialSpec) -> tuple[Any, ...]:
@@ -245,8 +288,8 @@ class LaneRun:
         return waited_s if waited_s > PLACE_S else 0.0
 
 
-def assign_ranks(assignment: Assignment, workers: dict[int, WorkerPlace], *, number: int) -> dict[int, RankAssignment]:
-    """Gives each rank to the worker on the device where the plan places it; returns them by the worker's number.
+def assign_ranks(assignment: Assignment, workers: dict[int, WorkerPlace]) -> dict[int, RankSlot]:
+    """Gives each rank to the worker on the device where the plan places it; in their order, by the worker's number.
 
     A command has one worker a node: its ranks are the nodes, in the plan's order. Raises `LaneError`: the workers are
     not on the nodes the trial wants.
@@ -260,15 +303,7 @@ def assign_ranks(assignment: Assignment, workers: dict[int, WorkerPlace], *, num
     on_node: Counter[int] = Counter()
     ranks = {}
     for rank, slot in enumerate(slots):
-        ranks[at[slot.node, slot.device]] = RankAssignment(
-            number=number,
-            rank=rank,
-            world_size=len(slots),
-            local_rank=on_node[slot.node],
-            slot=slot,
-            meeting=f"trial-{number}",
-            assignment=assignment,
-        )
+        ranks[at[slot.node, slot.device]] = (rank, on_node[slot.node], slot.node, slot.device)
         on_node[slot.node] += 1
     return ranks
 

@@ -114,7 +114,7 @@ def keeper(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> LaneKeeper:
         actor.ray, "get_runtime_context", lambda: SimpleNamespace(current_actor=None, get_node_id=lambda: HEAD)
     )
     monkeypatch.setattr(actor, "remove_orphans", lambda: 0)
-    monkeypatch.setattr(actor, "Lane", lambda nodes, _launch, _kill, _probe, _share: FakeLane(nodes))
+    monkeypatch.setattr(actor, "Lane", lambda nodes, _launch, _kill, _probe: FakeLane(nodes))
     unused: Any = None
     return LaneKeeper(str(tmp_path), None, unused)
 

@@ -18,7 +18,16 @@ from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.failures import Cause
 from wattune.orchestrate.lanes import lane as lane_module
 from wattune.orchestrate.lanes.lane import Lane
-from wattune.orchestrate.lanes.messages import Answer, Assignment, GroupKey, Place, RankAssignment, Report, WorkerPlace
+from wattune.orchestrate.lanes.messages import (
+    Answer,
+    Assignment,
+    GroupKey,
+    Place,
+    RankAssignment,
+    Report,
+    WorkerPlace,
+    received,
+)
 from wattune.orchestrate.lanes.worker_group import GIVE_BACK_S
 from wattune.run import Numbers, RunStatus
 from wattune.trial import Measure
@@ -96,7 +105,7 @@ class Worker:
         self.place = worker_place(self.number)
         self.group = lane.join(self.run, self.place)
         report: Report | None = None
-        while (assigned := await lane.next_trial(self.group, self.number, report)) is not None:
+        while (assigned := received(await lane.next_trial(self.group, self.number, report))) is not None:
             if assigned.assignment is None:
                 self.workers.num_probes += 1
                 report = CLEAN
@@ -236,18 +245,18 @@ async def call_twice(worker: Worker, assigned: RankAssignment) -> Report:
     """Makes each of a worker's calls twice, as after the end of the post that took the first one's answer with it."""
     lane, first = worker.workers.lane, replace(CLEAN, after=assigned.number - 1)
     assert lane.join(worker.run, worker.place) == worker.group, "it is the same process"
-    assert await lane.next_trial(worker.group, worker.number, first) == assigned
+    assert received(await lane.next_trial(worker.group, worker.number, first)) == assigned
     for held in ("gone", "kept"):
-        place = Place(rank=assigned.rank, node="n0", slot=0, device="cpu0", device_uuid=None, pid=1)
-        lane.deliver(worker.group, assigned.number, completed(assigned.rank), place, held)
+        lane.delivered(worker.group, assigned.number, [assigned.rank], [], held)
     return CLEAN
 
 
 @lane_test(call_twice)
 async def test_calls_that_are_made_again_change_nothing(workers: Workers) -> None:
     for number in (1, 2):
-        answer = await workers.complete(f"a-{number}")
-        assert answer.number == number and answer.tables == ("kept", "kept")
+        answer = await workers.lane.run(assignment(f"a-{number}"))
+        assert answer.number == number and answer.held == ("kept", "kept")
+        assert answer.completed == {0, 1} and not answer.outcomes and not answer.failure
     assert workers.num_groups == 1
 
 

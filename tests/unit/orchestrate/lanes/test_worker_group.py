@@ -54,9 +54,9 @@ def trial(group: Group) -> TrialOfGroup:
 @pytest.mark.parametrize(("order", "workers_of_ranks"), [("topology", [0, 1]), ((1, 0), [1, 0])])
 def test_the_plans_order_gives_each_rank_its_worker(order: Any, workers_of_ranks: list[int]) -> None:
     ordered = asked(replace(SPEC, plan=Plan(rank_order=order)), node(0))
-    ranks = assign_ranks(ordered, {0: worker_place(0), 1: worker_place(1)}, number=1)
-    assert [number for rank in (0, 1) for number, one in ranks.items() if one.rank == rank] == workers_of_ranks
-    assert [ranks[number].slot.device for number in workers_of_ranks] == workers_of_ranks
+    ranks = assign_ranks(ordered, {0: worker_place(0), 1: worker_place(1)})
+    assert ranks == {number: (rank, rank, 0, number) for rank, number in enumerate(workers_of_ranks)}
+    assert list(ranks) == workers_of_ranks
 
 
 def test_ranks_are_counted_by_node() -> None:
@@ -64,19 +64,13 @@ def test_ranks_are_counted_by_node() -> None:
     two = asked(spec, node(1), node(0))
     where = [("id0", 5), ("id1", 0), ("id0", 3), ("id1", 1)]
     workers = {number: worker_place(number, node_id, index) for number, (node_id, index) in enumerate(where)}
-    ranks = assign_ranks(two, workers, number=1)
-    assert {number: (one.rank, one.local_rank, one.slot.node) for number, one in ranks.items()} == {
-        1: (0, 0, 0),
-        3: (1, 1, 0),
-        2: (2, 0, 1),
-        0: (3, 1, 1),
-    }
+    assert assign_ranks(two, workers) == {1: (0, 0, 0, 0), 3: (1, 1, 0, 1), 2: (2, 0, 1, 0), 0: (3, 1, 1, 1)}
 
 
 def test_workers_on_other_nodes_are_refused(group: Group) -> None:
     group.workers[1] = worker_place(1, "id9")
     with pytest.raises(LaneError, match=r"wants 2 worker\(s\) on each of 1 node\(s\), but they run on n0: 1"):
-        assign_ranks(ASSIGNMENT, group.workers, number=1)
+        assign_ranks(ASSIGNMENT, group.workers)
     with pytest.raises(LaneError):
         group.begin(ASSIGNMENT)
     assert group.trial is None
@@ -85,9 +79,8 @@ def test_workers_on_other_nodes_are_refused(group: Group) -> None:
 def test_each_trial_of_a_group_has_a_number_and_one_that_did_not_end_well_a_meeting_of_its_own(group: Group) -> None:
     first, second = group.begin(ASSIGNMENT), group.begin(ASSIGNMENT)
     assert (first.number, second.number) == (1, 2) and group.trial is second
-    assert {rank.meeting for rank in first.ranks.values()} == {"trial-1"}
-    assert {rank.meeting for rank in second.ranks.values()} == {"trial-2"}
-    assert second.name == f"{SPEC.trial_id}-0" and all(rank.number == 2 for rank in second.ranks.values())
+    assert (first.part.meeting, second.part.meeting) == ("trial-1", "trial-2")
+    assert second.name == f"{SPEC.trial_id}-0" and second.part.number == 2
 
 
 def test_ranks_stay_together_where_the_last_trial_ended_well_and_the_next_needs_the_same_groups(group: Group) -> None:
@@ -95,8 +88,7 @@ def test_ranks_stay_together_where_the_last_trial_ended_well_and_the_next_needs_
         trial = group.begin(replace(ASSIGNMENT, attempt=replace(ASSIGNMENT.attempt, spec=spec)))
         for rank, status in enumerate(ends):
             trial.deliver(outcome(rank, status), None)
-        (name,) = {rank.meeting for rank in trial.ranks.values()}
-        return name
+        return trial.part.meeting
 
     well = (RunStatus.COMPLETED, RunStatus.COMPLETED)
     other = replace(SPEC, plan=replace(SPEC.plan, micro_batch_size=2))
@@ -117,8 +109,8 @@ def test_ranks_stay_together_where_the_last_trial_ended_well_and_the_next_needs_
 def test_ranks_that_only_meet_get_nothing_to_train(group: Group) -> None:
     probe = group.begin(ASSIGNMENT, only_meet=True)
     assert probe.name is None and probe.number == 1, "it counts, so that its meeting has a name of its own"
-    assert [(one.number, one.assignment, one.meeting) for one in probe.ranks.values()] == [(1, None, "trial-1")] * 2
-    assert sorted(one.rank for one in probe.ranks.values()) == [0, 1]
+    assert (probe.part.number, probe.part.assignment, probe.part.meeting) == (1, None, "trial-1")
+    assert sorted(rank for rank, *_ in probe.ranks.values()) == [0, 1]
 
 
 def test_the_first_failure_stays_the_cause_and_what_follows_from_it_stays_too(trial: TrialOfGroup) -> None:
