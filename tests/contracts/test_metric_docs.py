@@ -17,7 +17,7 @@ from wattune.analysis.quality import THRESHOLDS
 from wattune.inspection import inspect
 from wattune.metrics import METRICS
 from wattune.objective import RISK, SENSOR_ACCURACY_FRAC
-from wattune.ranking.best import NUM_DRAWS
+from wattune.ranking.dice import NUM_DRAWS
 from wattune.ranking.scatter import NODE_SET_SPREAD
 from wattune.ranking.spreads import CLEAR_FRAC, PRIOR, PRIORS
 from wattune.run import INDICATIVE

@@ -16,13 +16,14 @@ model output", Computer Physics Communications 181), times the share of its vari
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import fmean
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from wattune.arrays import Floats, Indices
 from wattune.fidelity import measuring, ordinary
@@ -31,12 +32,12 @@ from wattune.metrics import METRICS
 from wattune.objective import Question
 from wattune.ranking.assessment import RankedTrial, Verdict
 from wattune.ranking.bounds import kept_in_draws
+from wattune.ranking.dice import NUM_DRAWS, normal_quantiles, order, scatter_quantiles, t_quantiles
 from wattune.ranking.scatter import Scatter
 from wattune.ranking.work import depends_on_work, work_of
 from wattune.run import Run
+from wattune.trial import TrialSpec
 
-NUM_DRAWS: Final = 4000
-_SEED: Final = 20260302
 _TABLE_SEED: Final = 20260301
 
 MOST_FINALISTS: Final = 200
@@ -63,12 +64,6 @@ NEAR_FRAC: Final = 0.02
 _BY_TIME: Final = ("speed", "energy")
 """Groups of metrics that a faster host makes better: by at most the share of a step that devices wait for it, since
 they draw no more power while they wait."""
-
-_LOOK: Final = 4
-"""Trials of a draw whose bounds are drawn at once: the first two that keep theirs are nearly always among them."""
-
-_TURNS: Final = 8
-"""Turns of so many. Where few trials keep their bounds, all the others then are drawn at once."""
 
 _ROWS_AT_ONCE: Final = 512
 _MOST_WAITING: Final = 0.95
@@ -217,115 +212,168 @@ def standings(rows: Sequence[RankedTrial], question: Question) -> Standings:
     able = sorted(filter(may_be_best, rows), key=lambda row: (row.trial_id, row.study))  # whatever the order of reading
     if not able:
         return Standings()
-    all_of_them = standing(able, question)
-    metric, maximize = question.objective.metric, question.objective.maximize
+    one, metric = standing(able, question), question.objective.metric
     waits = np.array([waiting_frac(row.counted, metric) for row in able])
     values = np.array([1.0 if row.objective is None else row.objective.value for row in able])
-    headroom = headroom_of(waits, values, maximize=maximize, logarithmic=all_of_them.logarithmic)
-    distance = _distance_behind(all_of_them, headroom, able, question.risk)
-    first_behind = np.argsort(distance, kind="stable")[:MOST_FINALISTS]
-    near = np.sort(first_behind[distance[first_behind] < FAR])
-    works = [work_of(row.spec, metric) if depends_on_work(metric) else "" for row in able]
-    one, drawn = all_of_them.of(near), [able[index] for index in near]
-    rng = np.random.default_rng(_SEED)
-    own, shared = drawn_errors(one, rng)
-    bounds = _Bounds(drawn, [works[index] for index in near], one.mean + own + shared, question.risk)
-    figures = np.where(bounds.kept, one.mean + own + shared, -np.inf)
-    first = leader_of_each(figures)
-    shares = np.bincount(first, minlength=len(drawn) + 1) / NUM_DRAWS
-    order = sorted(range(len(drawn)), key=lambda index: (-shares[index], index))
-    for index in order[:2]:
-        bounds.draw(index, np.arange(NUM_DRAWS))  # their draws are shuffled
-    alone = np.where(bounds.kept, one.mean + own, -np.inf)
-    effects = [_total_effect(index, first, alone, shared, rng) for index in order[:2]]
-    finalists = tuple(
-        replace(drawn[index], best_probability=float(shares[index])) for index in order if shares[index] > 0.0
-    )
-    margin = -np.log1p(-NEAR_FRAC) if one.logarithmic else NEAR_FRAC * abs(one.mean[order[0]])
-    close = (alone + shared)[:, order[0]] >= figures.max(axis=1, initial=-1e300) - margin
-    feasible = [index for index, row in enumerate(drawn) if row.verdict is Verdict.FEASIBLE]
-    lost = 0.0
-    if len(feasible) > 1:
-        errors = (own + shared)[:, feasible]
-        leads = (one.mean[feasible] + errors).argmax(axis=1)
-        lost = max(float(errors[np.arange(NUM_DRAWS), leads].mean()), 0.0)
-    at_best = one.mean + headroom[near] + own + shared
-    return Standings(
-        finalists=finalists,
-        effects=tuple(effects[: len(finalists)]),
-        none_probability=float(shares[len(drawn)]),
-        near_probability=float(close.mean()),
-        regression=lost,
-        logarithmic=one.logarithmic,
-        behind=_behind(able, works, near, at_best, alone + shared, far=np.flatnonzero(distance >= FAR)),
-    )
+    headroom = headroom_of(waits, values, maximize=question.objective.maximize, logarithmic=one.logarithmic)
+    number: dict[str, int] = {}
+    works = np.array([number.setdefault(work_behind(row.spec, metric), len(number)) for row in able], np.intp)
+    drawn = Drawn(one, headroom, works, lambda place: (able[place].study, able[place].trial_id))
+    first = np.argsort(-(one.mean + headroom), kind="stable")
+    found, each = drawn.standings(question.risk, first, able.__getitem__), dict(enumerate(able))
+    return replace(found, regression=drawn.regression(each), behind=drawn.behind(each))
 
 
-class _Bounds:
-    """Trials that keep every bound, by draw; one that is behind two of its work that do is taken to do so too."""
-
-    def __init__(self, rows: Sequence[RankedTrial], works: Sequence[str], figures: Floats, risk: float) -> None:
-        self._rows, self._risk = rows, risk
-        self.kept, self._known = np.ones(figures.shape, np.bool_), np.zeros(figures.shape, np.bool_)
-        for work in set(works):
-            places, draws = np.flatnonzero([own == work for own in works]), np.arange(len(figures))
-            turns = 0
-            while len(draws):
-                most = min(_LOOK if (turns := turns + 1) <= _TURNS else len(places), len(places))
-                those = np.where(self.kept[np.ix_(draws, places)], figures[np.ix_(draws, places)], -np.inf)
-                leading = places[np.argpartition(-those, most - 1, axis=1)[:, :most]]
-                for place in np.unique(leading).tolist():
-                    self.draw(place, draws[(leading == place).any(axis=1)])
-                kept = self.kept[draws[:, None], leading].sum(axis=1)
-                draws = draws[(kept < 2) & (self.kept[np.ix_(draws, places)].sum(axis=1) > kept)]
-
-    def draw(self, place: int, draws: Indices) -> None:
-        """Draws a trial in those of some draws where it is not known yet."""
-        new, row = draws[~self._known[draws, place]], self._rows[place]
-        self._known[new, place] = True
-        if len(new):
-            dice = np.random.default_rng([_SEED, int(new[0]), *f"{row.study}:{row.trial_id}".encode()])
-            self.kept[new, place] = kept_in_draws(
-                row.margins, row.counted, row.spreads, dice, len(new), risk=self._risk, simulated=row.simulated
-            )
+def work_behind(spec: TrialSpec, metric: str) -> str:
+    """Returns a trial's work, where figures of different work do not compare; else nothing."""
+    return work_of(spec, metric) if depends_on_work(metric) else ""
 
 
-def _behind(
-    able: Sequence[RankedTrial],
-    works: Sequence[str],
-    near: Indices,
-    at_best: Floats,
-    figures: Floats,
-    *,
-    far: Indices,
-) -> dict[tuple[str, str], RankedTrial]:
-    """Finds the undecided trials that are not the best even if they keep every bound.
+class Drawn:
+    """Draws of trials together: of what they share, of each by its own runs, and of its bounds.
 
-    Trials of one work compare with one another alone. `near` are the numbers of the drawn trials, `at_best` and
-    `figures` [draws, drawn]: were their host without delay, and minus infinity where a trial does not keep every bound.
-    `far` are the numbers of trials that are so far behind the first feasible one that they lead in no draw.
+    A trial that cannot reach the first of its work in any draw is not drawn. Of one that in every draw is behind two of
+    its work that keep every bound, the bounds are not drawn: it leads in none.
     """
-    found: dict[tuple[str, str], RankedTrial] = {}
-    for work in sorted(set(works)):
-        places = [place for place, number in enumerate(near) if works[number] == work]
-        if not places:
-            continue
-        those, numbers = figures[:, places], near[places]
-        first, top = those.argmax(axis=1), np.sort(those, axis=1)[:, -2:]
-        leads = ~np.isneginf(top[:, -1])
-        for column, number in enumerate(numbers):
-            if able[number].verdict is not Verdict.UNDECIDED or len(places) < 2:
+
+    def __init__(self, one: Standing, headroom: Floats, works: Indices, name: Callable[[int], tuple[str, str]]) -> None:
+        """Draws what they share.
+
+        Args:
+            one: The trials on one scale.
+            headroom: By how much each would be better if its host took no time.
+            works: Numbers of the works (`work_behind`), without gaps.
+            name: Returns the study of a trial, empty if there is one, and its id.
+        """
+        self._one, self._headroom, self._works, self._name = one, headroom, works, name
+        self._of_work = [Leads() for _ in range(int(works.max()) + 1)]
+        self._rows: dict[int, RankedTrial] = {}
+        """By place, trials that may lead in a draw."""
+        self._drawn: set[int] = set()
+        self._beyond: set[int] = set()
+        """Places of trials that were drawn, and of those that were too many."""
+        # What is known of scatter by all trials together is wrong for all of them at once. Where trials scatter
+        # differently, each one's own variance is what is uncertain.
+        self._factor = scatter_quantiles(one.shared_freedom)[order("scatter")]
+        effects = [normal_quantiles()[order("effect", str(number))] for number in range(one.common.shape[1])]
+        self._effects = self._factor * np.array(effects)
+        # How far a trial may come in any draw, beside what the first of all shares with it.
+        first, apart = one.common[one.mean.argmax()], np.abs(self._effects).max(axis=1)
+        most = max(t_quantiles(float(one.freedom.min()))[-1], normal_quantiles()[-1] * self._factor.max())
+        self._reach = one.mean + headroom + most * np.sqrt(one.own) + np.abs(one.common - first) @ apart
+        self._of_first = first @ self._effects
+
+    def figure(self, place: int) -> Floats:
+        """Draws the figure of a trial."""
+        return self._alone(place) + self._shared(place)
+
+    def _alone(self, place: int) -> Floats:
+        """Draws a figure without what trials share."""
+        one, at, freedom = self._one, order(*self._name(place)), float(self._one.freedom[place])
+        itself = freedom < one.shared_freedom
+        error = t_quantiles(freedom)[at] if itself else normal_quantiles()[at] * self._factor
+        return np.asarray(one.mean[place] + math.sqrt(one.own[place]) * error)
+
+    def _shared(self, place: int) -> Floats:
+        return np.asarray(self._one.common[place] @ self._effects)
+
+    def standings(self, risk: float, left: Indices, row_of: Callable[[int], RankedTrial | None]) -> Standings:
+        """Computes who leads of some trials, the most promising one first.
+
+        `row_of` assesses a trial by its place, and returns None if no runs can show that it keeps every bound. It is
+        asked for those alone that may lead in a draw.
+        """
+        one, first = self._one, Leads()
+        kept, floors = dict[int, npt.NDArray[np.bool_]](), np.full(len(self._of_work), -np.inf)
+        while len(left) and len(self._drawn) < MOST_FINALISTS:
+            place, left = int(left[0]), left[1:]
+            figure, work = self.figure(place), int(self._works[place])
+            of_work, row = self._of_work[work], None
+            if of_work.leads_in(figure) and (row := row_of(place)) is None:
                 continue
-            others = np.where(first == column, top[:, 0], top[:, -1])
-            if (at_best[:, places[column]] > others).mean() < MAY_BE_BEST:
-                counts = np.bincount(first[leads & (first != column)], minlength=len(places))
-                found[able[number].study, able[number].trial_id] = able[numbers[counts.argmax()]]
-        if leads.mean() > 1.0 - MAY_BE_BEST:  # those that are far behind lead where none of these keeps its bounds
-            leader = able[numbers[np.bincount(first[leads], minlength=len(places)).argmax()]]
-            for row in (able[number] for number in far if works[number] == work):
-                if row.verdict is Verdict.UNDECIDED:
-                    found[row.study, row.trial_id] = leader
-    return found
+            self._drawn.add(place)
+            if row is not None:
+                self._rows[place] = row
+                kept[place] = kept_in_draws(
+                    row.margins, row.counted, row.spreads, row.study, risk=risk, simulated=row.simulated
+                )
+                for leads in (of_work, first):
+                    leads.add(place, np.where(kept[place], figure, -np.inf))
+                floors[work] = (of_work.top - self._of_first).min()
+                left = left[self._reach[left] > floors[self._works[left]]]
+        self._beyond = {*left.tolist()}
+        shares = np.bincount(first.place + 1, minlength=len(one.mean) + 1) / NUM_DRAWS
+        leading = [place for place in kept if shares[place + 1] > 0.0]
+        leading.sort(key=lambda place: (-shares[place + 1], self._name(place)[::-1]))
+        effects, near = [], 0.0
+        for place in leading[:2]:
+            alone, is_first = np.where(kept[place], self._alone(place), -np.inf), first.place == place
+            if place == leading[0]:
+                margin = -np.log1p(-NEAR_FRAC) if one.logarithmic else NEAR_FRAC * abs(one.mean[place])
+                near = float((alone + self._shared(place) >= np.maximum(first.top, -1e300) - margin).mean())
+            anew = alone[order(*self._name(place), "anew")] + self._shared(place)
+            effects.append(float((is_first != (anew > np.where(is_first, first.second, first.top))).mean()))
+        return Standings(
+            finalists=tuple(replace(self._rows[place], best_probability=float(shares[place + 1])) for place in leading),
+            effects=tuple(effects),
+            none_probability=float(shares[0]),
+            near_probability=near,
+            logarithmic=one.logarithmic,
+        )
+
+    def regression(self, rows: Mapping[int, RankedTrial]) -> float:
+        """Computes the expected error of whichever feasible one of the drawn trials leads."""
+        feasible, leads = [place for place in self._drawn if rows[place].verdict is Verdict.FEASIBLE], Leads()
+        for place in feasible:
+            leads.add(place, self.figure(place))
+        return max(float((leads.top - self._one.mean[leads.place]).mean()), 0.0) if len(feasible) > 1 else 0.0
+
+    def behind(self, rows: Mapping[int, RankedTrial]) -> dict[tuple[str, str], RankedTrial]:
+        """Finds the undecided ones of some trials that are not the best even if they keep every bound, by place.
+
+        Their host is taken to cost no time. Each has the trial that leads most often where it does not. Trials of one
+        work compare with one another alone.
+        """
+        found: dict[tuple[str, str], RankedTrial] = {}
+        # Those that were not drawn lead where none of the drawn ones keeps its bounds.
+        leaders = [
+            _most_often(each.place) if (each.place >= 0).mean() > 1.0 - MAY_BE_BEST else None for each in self._of_work
+        ]
+        for place, row in rows.items():
+            if row.verdict is not Verdict.UNDECIDED or place in self._beyond:
+                continue
+            leads, leader = self._of_work[self._works[place]], leaders[self._works[place]]
+            if place in self._drawn:
+                is_first = leads.place == place
+                ahead = self.figure(place) + self._headroom[place] > np.where(is_first, leads.second, leads.top)
+                leader = _most_often(leads.place[~is_first]) if ahead.mean() < MAY_BE_BEST else None
+            if leader is not None:
+                found[row.study, row.trial_id] = self._rows[leader]
+        return found
+
+
+def _most_often(places: Indices) -> int:
+    """Returns the place that leads most often."""
+    return int(np.bincount(places[places >= 0]).argmax())
+
+
+class Leads:
+    """The first and the second of the trials that were added, by draw: none is minus infinity, and the place -1."""
+
+    def __init__(self) -> None:
+        """Starts without a trial."""
+        self.top, self.second = np.full((2, NUM_DRAWS), -np.inf)
+        self.place = np.full(NUM_DRAWS, -1)
+
+    def leads_in(self, figure: Floats) -> bool:
+        """Tells whether a trial may be the first or the second in a draw."""
+        return bool((figure > self.second).any())
+
+    def add(self, place: int, figure: Floats) -> None:
+        """Adds a trial: minus infinity where it does not keep every bound."""
+        ahead = figure > self.top
+        self.second = np.where(ahead, self.top, np.maximum(self.second, figure))
+        self.top, self.place = np.where(ahead, figure, self.top), np.where(ahead, place, self.place)
 
 
 def waiting_frac(counted: Sequence[Run], metric: str) -> float:
@@ -351,68 +399,6 @@ def may_be_best(row: RankedTrial) -> bool:
         return False
     likely = [margin.holds_probability for margin in row.margins]
     return not row.missing and all(one is not None and one >= HOPELESS for one in likely)
-
-
-def _distance_behind(one: Standing, headroom: Floats, rows: Sequence[RankedTrial], risk: float) -> Floats:
-    """Computes the standard errors by which each trial is at least behind one that surely keeps its bounds.
-
-    Of the feasible trials that is the first with which it is sure that it or one before it truly does. Without such a
-    trial nothing is far behind: distances then tell the order, and all are below `FAR`.
-    """
-    at_best, unsure = one.mean + headroom, 1.0
-    for index in np.argsort(-one.mean, kind="stable"):
-        if (unsure := still_unsure(unsure, rows[index], risk)) < SURELY:
-            return distance_behind(one, int(index), at_best)
-    return np.argsort(np.argsort(-at_best, kind="stable")) / len(at_best)
-
-
-def still_unsure(unsure: float, row: RankedTrial, risk: float) -> float:
-    """Returns the probability that no trial truly keeps its bounds, with one more beside those that gave `unsure`.
-
-    A trial whose next run breaks its bounds with a probability of p truly breaks them at the risk r with at most p / r
-    (Markov). One that is not feasible counts for nothing.
-    """
-    if row.verdict is not Verdict.FEASIBLE:
-        return unsure
-    breaks = sum(1.0 - (margin.holds_probability or 0.0) for margin in row.margins)
-    return unsure * min(breaks / risk, 1.0)
-
-
-def distance_behind(one: Standing, index: int, at_best: Floats) -> Floats:
-    """Computes by how many standard errors of the difference each trial, at its best, is behind one of them."""
-    found: Floats = (one.mean[index] - at_best) / np.sqrt(_variance(one, np.array([index]))[0] + 1e-300)
-    return found
-
-
-def drawn_errors(one: Standing, rng: np.random.Generator) -> tuple[Floats, Floats]:
-    """Draws errors of all means together, [draws, trials] each: by their own runs, and by what they share."""
-    # What is known of scatter by all trials together is wrong for all of them at once. Where trials scatter
-    # differently, each one's own variance is what is uncertain.
-    factor = np.sqrt(one.shared_freedom / rng.chisquare(one.shared_freedom, (NUM_DRAWS, 1)))
-    by_itself = one.freedom < one.shared_freedom
-    factors = np.repeat(factor, len(one.mean), axis=1)
-    freedom = one.freedom[by_itself]
-    factors[:, by_itself] = np.sqrt(freedom / rng.chisquare(freedom, (NUM_DRAWS, len(freedom))))
-    own: Floats = rng.standard_normal((NUM_DRAWS, len(one.mean))) * factors * np.sqrt(one.own)
-    shared: Floats = factor * rng.standard_normal((NUM_DRAWS, one.common.shape[1])) @ one.common.T
-    return own, shared
-
-
-def leader_of_each(figures: Floats) -> Indices:
-    """Returns the number of the trial that leads in each draw; the number of trials where none keeps its bounds."""
-    first: Indices = figures.argmax(axis=1)
-    first[np.isneginf(figures[np.arange(len(first)), first])] = figures.shape[1]
-    return first
-
-
-def _total_effect(index: int, first: Indices, alone: Floats, shared: Floats, rng: np.random.Generator) -> float:
-    """Computes how often the leader changes when one trial's own unknowns are drawn anew, by shuffling its draws.
-
-    `alone` is what each trial is without what trials share, minus infinity where it breaks a bound: [draws, trials].
-    """
-    anew = alone.copy()
-    anew[:, index] = rng.permutation(anew[:, index])
-    return float((leader_of_each(anew + shared) != first).mean())
 
 
 def _variance(one: Standing, rows: Indices) -> Floats:

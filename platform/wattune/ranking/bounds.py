@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
+from functools import lru_cache, partial
 from operator import itemgetter
 from statistics import NormalDist
 from typing import Any, Final
@@ -21,11 +21,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from wattune.arrays import Floats
 from wattune.fidelity import by_length, measuring
 from wattune.intervals import t_cumulatives
 from wattune.metrics import METRICS
 from wattune.objective import SENSOR_ACCURACY_FRAC, Constraint, is_sensed
 from wattune.ranking import shares
+from wattune.ranking.dice import NUM_DRAWS, happens, normal_quantiles, order, scatter_quantiles
 from wattune.ranking.heat import stays_cool_probability, unsettled_text
 from wattune.ranking.scatter import Scatter
 from wattune.ranking.shares import normal_cumulative, waiting_share
@@ -155,49 +157,54 @@ def margins(
 
 
 def kept_in_draws(
-    margins: Sequence[Margin],
-    repeats: Sequence[Run],
-    spreads: Spreads,
-    rng: np.random.Generator,
-    num_draws: int,
-    *,
-    risk: float,
-    simulated: bool,
+    margins: Sequence[Margin], repeats: Sequence[Run], spreads: Spreads, study: str, *, risk: float, simulated: bool
 ) -> npt.NDArray[np.bool_]:
     """Draws the verdict that repeats without end would give: true where every bound would hold at the risk.
 
-    The mean and the scatter of each metric are drawn from what the completed repeats tell of them. The sensor's gain
-    and step are not drawn: no repeat shows them, so they stay a distance that the trial keeps from the bound. `risk` is
-    the accepted probability that the next run breaks a bound. Simulated sensors have no gain error, whatever a bound
-    asks for.
+    The mean and the scatter of each metric are drawn from what the completed repeats tell of them, by the dice of the
+    trial; what trials share by those of its `study`. The sensor's gain and step are not drawn: no repeat shows them, so
+    they stay a distance that the trial keeps from the bound. `risk` is the accepted probability that the next run
+    breaks a bound. Simulated sensors have no gain error, whatever a bound asks for.
     """
-    kept = np.ones(num_draws, np.bool_)
+    kept, least, trial = np.ones(NUM_DRAWS, np.bool_), _NORMAL.inv_cdf(1.0 - risk), repeats[0].trial_id
     for found in margins:
-        if (cool := stays_cool_probability(found.metric, repeats)) < 1.0:
-            kept &= rng.random(num_draws) < cool
-        below, gain = found.constraint.operator.startswith("<"), 0.0 if simulated else _gain(found.constraint)
-        if shares.is_share(found.metric):
-            for values, waiting in _shares(repeats, found.metric):
-                size = shares.size_of(found.metric)
-                kept &= shares.kept_in_draws(
-                    values, found.bound, rng, num_draws, below=below, waiting=waiting, risk=risk, size=size
-                )
+        metric, below = found.metric, found.constraint.operator.startswith("<")
+        if (likely := stays_cool_probability(metric, repeats)) < 1.0:
+            kept &= happens(likely, study, trial, metric, "cool")
+        if shares.is_share(metric):
+            settles = partial(shares.settles_probability, bound=found.bound, below=below, size=shares.size_of(metric))
+            for number, (values, waiting) in enumerate(_shares(repeats, metric)):
+                kept &= happens(settles(values, waiting=waiting, risk=risk), study, trial, metric, str(number))
             continue
-        kept &= found.holds or found.metric != LIMIT
-        for one in () if found.metric == LIMIT else spreads.next_runs(repeats, found.metric):
+        kept &= found.holds or metric != LIMIT
+        for number, one in enumerate(() if metric == LIMIT else spreads.next_runs(repeats, metric)):
             if (one.num_zeros and (not found.bound or one.zero_everywhere)) or (one.logarithmic and found.bound <= 0.0):
                 kept &= found.holds  # no scatter to draw from: every run said the same
                 continue
-            distance, systematic = _distance(one, found.metric, found.bound, gain)
-            scatter = one.run_variance * one.degrees_of_freedom / rng.chisquare(one.degrees_of_freedom, num_draws)
-            error = np.sqrt(scatter / one.num_runs) * rng.standard_normal(num_draws)
-            shifts = error[:, None] + one.scatter.drawn_away(one.number, rng, num_draws)
-            room = (distance - shifts) * (1.0 if below else -1.0) / np.sqrt(scatter + systematic)[:, None]
-            if len(one.scatter.place_share) == 1:
-                kept &= room[:, 0] >= _NORMAL.inv_cdf(1.0 - risk)
-            else:
-                kept &= normal_cumulative(room) @ one.scatter.place_share >= 1.0 - risk
+            distance, systematic = _distance(one, metric, found.bound, 0.0 if simulated else _gain(found.constraint))
+            effects, at_places, low, high = _drawn_effects(one.scatter, study, metric)
+            wider = scatter_quantiles(one.degrees_of_freedom)[order(study, trial, metric, "scatter", str(number))]
+            error = normal_quantiles()[order(study, trial, metric, "mean", str(number))] * wider
+            away = one.scatter.shared[one.number] @ effects + distance
+            away -= math.sqrt(one.run_variance / one.num_runs) * error
+            size = np.sqrt(one.run_variance * wider**2 + systematic)
+            holds = (away - high if below else low - away) >= least * size
+            # Where the places disagree, their shares decide.
+            some = np.flatnonzero(~holds & ((away - low if below else high - away) >= least * size))
+            rooms = (away[some] - at_places[:, some]) * (1.0 if below else -1.0) / size[some]
+            holds[some] = one.scatter.place_share @ normal_cumulative(rooms) >= 1.0 - risk
+            kept &= holds
     return kept
+
+
+@lru_cache(maxsize=8)
+def _drawn_effects(scatter: Scatter, study: str, metric: str) -> tuple[Floats, Floats, Floats, Floats]:
+    """Draws what a study's trials share: effects, their change at each place, and its least and greatest by draw."""
+    root = np.linalg.cholesky(scatter.shared_covariance)
+    normals = [normal_quantiles()[order(study, metric, "effect", str(number))] for number in range(len(root))]
+    effects = scatter.effects[:, None] + root @ np.array(normals)
+    at_places = scatter.places @ effects
+    return effects, at_places, at_places.min(axis=0), at_places.max(axis=0)
 
 
 def _shares(repeats: Sequence[Run], metric: str) -> list[tuple[list[float], float]]:

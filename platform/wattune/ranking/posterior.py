@@ -4,8 +4,9 @@ Ranking, race, live view, early stops, the frontier and suggestions ask it, so t
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 import numpy as np
@@ -15,19 +16,16 @@ from wattune.fidelity import is_of_race, is_soak
 from wattune.objective import Question
 from wattune.ranking.assessment import RankedTrial, Verdict, assess_trials, completed, finite
 from wattune.ranking.best import (
-    FAR,
     HOPELESS,
-    MOST_FINALISTS,
-    SURELY,
+    Drawn,
     Standing,
     Standings,
-    distance_behind,
     headroom_of,
     may_be_best,
     on_one_scale,
     standings,
-    still_unsure,
     waiting_frac,
+    work_behind,
 )
 from wattune.ranking.spreads import Results, Spreads
 from wattune.run import Run
@@ -39,6 +37,9 @@ _SURELY_NOT: Final = 0.02 * HOPELESS
 is known of scatter moves little meanwhile, and it would have to move the probability fifty times."""
 
 _LOOK_AT: Final = 1.1
+
+_AT_ONCE: Final = 8
+"""Trials that are assessed together where one of them may lead in a draw: the next ones mostly may, too."""
 
 
 class Posterior:
@@ -72,7 +73,8 @@ class Posterior:
         """Margins and figures of trials, by bound and metric, for questions that share them."""
         self._changed = dict.fromkeys(trials)
         if len(self._changed) == len(self._trials):
-            self._placed: dict[str, tuple[int, float]] = {}
+            self._placed: dict[str, tuple[int, float, int]] = {}
+            self._works: dict[str, int] = {}
             self._hopeless: set[str] = set()
             self._num_looked = 0
 
@@ -125,33 +127,32 @@ class Posterior:
 
     @cached_property
     def front(self) -> Standings:
-        """The same without what is behind: trials that lead in no draw are not assessed."""
+        """The same of trials that may lead in a draw: others are not assessed, unless they are ahead of what keeps."""
         if (found := self._figures) is None:
             return standings((), self.question)
         if any(result.reading_errors for _, result in self.results[:1]):
             return self.standings  # errors of reading small trials as large ones are not among the figures
-        names, one, headroom = found
+        names, one, headroom, works = found
+        hopeful = np.array([name not in self._hopeless for name in names], np.bool_)
+        order = np.argsort(-(one.mean + headroom), kind="stable")
+        order = order[hopeful[order]]
         seen: dict[int, RankedTrial] = {}
-        at_best, unsure, sure = one.mean + headroom, 1.0, -1
-        for place, row in self._hopeful(names, np.argsort(-one.mean, kind="stable")):
-            seen[place] = row
-            if (unsure := still_unsure(unsure, row, self.question.risk)) < SURELY:
-                sure = place
-                break
-        distance = -at_best if sure < 0 else distance_behind(one, sure, at_best)
-        near, able = np.argsort(distance, kind="stable"), 0
-        near = near[distance[near] < FAR] if sure >= 0 else near
-        for place, row in self._hopeful(names, near, MOST_FINALISTS):
-            if able == MOST_FINALISTS:
-                break
-            seen.setdefault(place, row)
-            able += may_be_best(row)
-        return standings([*seen.values()], self.question)
+
+        def row_of(place: int) -> RankedTrial | None:
+            """Assesses a trial, and the next ones with it."""
+            if place not in seen:
+                at = int(np.flatnonzero(order == place)[0])
+                seen.update(self._hopeful(names, order[at : at + _AT_ONCE], _AT_ONCE))
+            row = seen.get(place)
+            return row if row is not None and may_be_best(row) else None
+
+        drawn = Drawn(one, headroom, works, lambda place: ("", names[place]))
+        return replace(drawn.standings(self.question.risk, order, row_of), behind=drawn.behind(seen))
 
     def best_first(self) -> Iterator[RankedTrial]:
         """Assesses trials one after another, the best figure first, without those that surely break a bound."""
         if (found := self._figures) is not None:
-            names, one, _ = found
+            names, one, *_ = found
             for _, row in self._hopeful(names, np.argsort(-one.mean, kind="stable")):
                 yield row
 
@@ -176,8 +177,8 @@ class Posterior:
                     self._hopeless.add(names[place])
 
     @cached_property
-    def _figures(self) -> tuple[list[str], Standing, Floats] | None:
-        """Returns the trials that have a figure of the objective, all on one scale, and their headroom."""
+    def _figures(self) -> tuple[list[str], Standing, Floats, Indices] | None:
+        """Returns the trials that have a figure of the objective, all on one scale, their headroom and their works."""
         metric = self.question.objective.metric
         fitted = self.spreads.fitted(metric)
         if fitted is None:
@@ -185,18 +186,20 @@ class Posterior:
         for trial_id in self._changed:
             counted = completed(self._trials[trial_id][1])
             if (placed := self.spreads.placed(counted, metric)) is not None:
-                self._placed[trial_id] = placed[1], waiting_frac(counted, metric)
+                work = self._works.setdefault(work_behind(self._trials[trial_id][0], metric), len(self._works))
+                self._placed[trial_id] = placed[1], waiting_frac(counted, metric), work
             else:
                 self._placed.pop(trial_id, None)
         self._changed = {}
         if not self._placed:
             return None
-        numbers, waits = np.array([*self._placed.values()]).T
+        numbers, waits, works = np.fromiter(chain.from_iterable(self._placed.values()), np.float64).reshape(-1, 3).T
         places = numbers.astype(np.intp)
         values = self.spreads.figures(metric)[places]
         maximize = self.question.objective.maximize
         one = on_one_scale([(fitted.scatter, places, values)], maximize=maximize)
-        return [*self._placed], one, headroom_of(waits, values, maximize=maximize, logarithmic=one.logarithmic)
+        headroom = headroom_of(waits, values, maximize=maximize, logarithmic=one.logarithmic)
+        return [*self._placed], one, headroom, works.astype(np.intp)
 
 
 MOST_MOMENTS: Final = 24

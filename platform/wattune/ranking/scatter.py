@@ -127,7 +127,7 @@ class Pool:
     """Runs beyond each trial's first."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Scatter:
     """The fitted model. Effects are on the model's scale; columns are indexed by trial number."""
 
@@ -202,12 +202,6 @@ class Scatter:
         """Standard error of each `mean`."""
         spread = np.einsum("ij,jk,ik->i", self.shared, self.shared_covariance, self.shared)
         return np.asarray(np.sqrt(1.0 / self.weight + np.maximum(spread, 0.0)))
-
-    def drawn_away(self, number: int, rng: np.random.Generator, num_draws: int) -> Floats:
-        """Draws the change from a trial's runs to a run at each place, [draws, places]."""
-        root = np.linalg.cholesky(self.shared_covariance)
-        effects = self.effects + rng.standard_normal((num_draws, len(root))) @ root.T
-        return np.asarray(effects @ (self.places - self.shared[number]).T)
 
 
 def fit(runs: Runs, prior: Prior) -> Scatter:

@@ -13,11 +13,10 @@ within a bound and l clearly past it, the next one keeps it with at least k / (n
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from wattune.analysis.metrics.step_breakdown import HOST_BOUND_FRAC
 from wattune.arrays import Floats
@@ -107,33 +106,28 @@ def _keeps(values: tuple[float, ...], bound: float, below: bool, waiting: float,
     return at_most if below else float(bound <= 0.0) or 1.0 - at_most
 
 
-def kept_in_draws(
-    values: Sequence[float],
-    bound: float,
-    rng: np.random.Generator,
-    num_draws: int,
-    *,
-    below: bool,
-    waiting: float,
-    risk: float,
-    size: float = 1.0,
-) -> npt.NDArray[np.bool_]:
-    """Draws the verdict that repeats without end would give: true where the next run would keep a bound at the risk.
+def settles_probability(
+    values: Sequence[float], *, bound: float, below: bool, waiting: float, risk: float, size: float = 1.0
+) -> float:
+    """Computes the probability that repeats without end would show that the next run keeps a bound at the risk.
 
     The rest is as in `keeps_probability`. `risk` is the accepted probability that the next run breaks the bound.
     """
+    return _settles(tuple(sorted(values)), bound, below, waiting, risk, size)
+
+
+@lru_cache(maxsize=4096)
+def _settles(values: tuple[float, ...], bound: float, below: bool, waiting: float, risk: float, size: float) -> float:
+    """Computes it once for equal runs."""
     if bound < 0.0 or bound >= 1.0 or (not below and bound <= 0.0):
-        return np.full(num_draws, (bound >= 1.0) is below or (not below and bound <= 0.0))
-    scatter, _, cumulatives = _posterior(tuple(sorted(values)), waiting, size)
-    which = rng.integers(len(scatter), size=num_draws)
-    uniform, level = rng.random(num_draws), np.empty(num_draws)
-    for number in np.flatnonzero(np.bincount(which)).tolist():
-        here = which == number
-        level[here] = np.interp(uniform[here], cumulatives[number], _LEVEL)
-    room = (bound - level if below else level - bound) / scatter[which]
+        return float((bound >= 1.0) is below or (not below and bound <= 0.0))
+    scatter, _, cumulatives = _posterior(values, waiting, size)
+    room = _NORMAL.inv_cdf(1.0 - risk) * scatter
+    ends = bound - room if below else bound + room
+    at_most = fmean([float(np.interp(end, _LEVEL, each)) for end, each in zip(ends, cumulatives, strict=True)])
     num_kept, num_past = _clear(values, bound, waiting, size)
     against = (num_past if below else num_kept) / (len(values) + 1)
-    return (room >= _NORMAL.inv_cdf(1.0 - risk)) & (rng.random(num_draws) >= against)
+    return (at_most if below else 1.0 - at_most) * (1.0 - against)
 
 
 def _clear(values: Sequence[float], bound: float, waiting: float, size: float) -> tuple[int, int]:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-import numpy as np
-
 from wattune.objective import Objective
 from wattune.ranking.assessment import RankedTrial, shallow
 from wattune.ranking.bounds import kept_in_draws
@@ -29,8 +27,6 @@ MOST_SUGGESTED: Final = 20
 SURE: Final = 0.95
 """P(best) from which the best two count as told apart, as in a race of finalists."""
 
-_NUM_DRAWS: Final = 2000
-_SEED: Final = 20261122
 _LEAST_DECIDED: Final = 0.05
 """Least probability that repeats decide a bound as held, for a repeat to be suggested."""
 _LEAST_SHARE: Final = 0.1
@@ -223,7 +219,6 @@ def _undecided(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> li
 
     The lead is over the best of the same work: figures of other work do not compare.
     """
-    dice = np.random.default_rng(_SEED)
     found = []
     for row in ranking.undecided[:_MOST_REPEATS]:
         best = next((one for one in ranking.feasible if compares(one.spec, row.spec, ranking.objective.metric)), None)
@@ -232,7 +227,7 @@ def _undecided(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> li
             continue
         # The probability that repeats without end show it. What the sensor's gain alone leaves open none of them shows.
         drawn = kept_in_draws(
-            row.margins, row.counted, row.spreads, dice, _NUM_DRAWS, risk=ranking.question.risk, simulated=row.simulated
+            row.margins, row.counted, row.spreads, row.study, risk=ranking.question.risk, simulated=row.simulated
         )
         probability = float(drawn.mean())
         if probability < _LEAST_DECIDED:

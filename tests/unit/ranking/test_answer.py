@@ -143,7 +143,7 @@ def test_terminal_page_and_json_say_the_same(trials) -> None:
 def test_a_page_says_what_a_tied_leader_is_expected_to_measure_again() -> None:
     ranking = ranked(trial(1, 40_000.0, 2000.0), trial(2, 40_010.0, 2000.0))
     assert ranking.expected is not None and ranking.expected < 40_000.0
-    assert "Expected when run again: 39.89 k/s" in Page(render_report("moe", DOCUMENT, ranking, [])).text
+    assert "Expected when run again: 39.9 k/s" in Page(render_report("moe", DOCUMENT, ranking, [])).text
     sure = ranked(trial(1, 44_000.0, 2000.0), trial(2, 40_000.0, 2000.0))
     assert "Expected when run again" not in Page(render_report("moe", DOCUMENT, sure, [])).text
 

@@ -44,7 +44,6 @@ def last_of_each(pairs: list[Pair]) -> list[Pair]:
     return [*{(run.trial_id, run.repeat): (spec, run) for spec, run in pairs}.values()]
 
 
-@patch("wattune.ranking.best.NUM_DRAWS", 200)
 @settings(max_examples=20, deadline=None)
 @given(studies())
 def test_results_told_one_by_one_say_what_all_of_them_say_at_once(pairs: list[Pair]) -> None:
