@@ -143,10 +143,11 @@ class Standings:
     def next(self, running: Mapping[str, int], until: float = 1.0) -> RankedTrial | None:
         """Returns the trial whose next run tells most, after those `running` by id; None if none can be the best.
 
-        A leader that is the best or near it with a probability of `until` and is not proven runs again first.
+        A leader that is the best or near it with a probability of `until` and is not proven runs again first. Nothing
+        else runs before it is known how that ended: it most likely was the last run that was needed.
         """
-        if self.near_probability >= until and (row := self.unproven) and not running.get(row.trial_id):
-            return row
+        if self.near_probability >= until and (row := self.unproven):
+            return None if running.get(row.trial_id) else row
 
         def order(at: int) -> tuple[float, int]:
             """Returns the part of a trial's effect that one more run takes away, after those that are running."""

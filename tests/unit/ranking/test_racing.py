@@ -48,8 +48,9 @@ def test_the_second_run_of_a_winner_is_started_once_and_only_where_it_leads_sure
     )
     first = near.next({}, 0.95)
     assert near.near_probability > 0.95 > near.best_probability and first is near.unproven is not None
-    other = near.next({first.trial_id: 1}, 0.95)
-    assert other is not None and other.spec.plan.micro_batch_size == 2, "its second run is on its way"
+    assert near.next({first.trial_id: 1}, 0.95) is None, "its second run is on its way, and most likely the last"
+    other = near.next({first.trial_id: 1}, 0.999)
+    assert other is not None and other.spec.plan.micro_batch_size == 2, "more than its second run is wanted"
 
 
 def test_two_equal_trials_share_it_and_are_repeated_in_turn() -> None:
