@@ -224,7 +224,7 @@ def _model(
         for pair in (told := [pair for pair in final if pair[1].trial_id in taught]):
             model.tell(*pair)
         if told and left:
-            model.predict([told[0][0]])  # learns
+            model.learn()
     if len(fits) > num_fits:
         write_known(path, dict([*fits.items()][-MOST_FITS:]))
     return model

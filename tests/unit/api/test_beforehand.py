@@ -13,6 +13,7 @@ from specs import made_run, store_run
 from wattune import api
 from wattune.api import beforehand
 from wattune.api.beforehand import Beforehand
+from wattune.api.spaces import plan_again
 from wattune.run import NO_NUMBERS, RunStatus
 from wattune.search.forecast import Forecast
 from wattune.search.strategies.model_guided import ModelGuided
@@ -216,3 +217,18 @@ def test_scatter_is_learned_from_the_other_studies_of_the_same_device(tmp_path: 
             run = made_run(repeated, repeat=repeat, metrics={"step_time_s": step_time_s}, **how)
             store_run(study, repeated, run)
     assert Beforehand(planned, tmp_path).scatter().speed_spread_frac > 0.01
+
+
+def test_what_a_study_leaves_at_its_end_is_not_computed_again(tmp_path, monkeypatch):
+    for where in ("wattune.api.spaces", "wattune.storage.known_results"):
+        monkeypatch.setattr(f"{where}.LEAST_KEPT", 1)
+    planned = api.plan(SPACE)
+    study = StudyFolder.create(tmp_path, planned.name, planned.spec.document)
+    (study.path / "trials").mkdir()
+    known = Beforehand(planned, tmp_path)
+    known.keep(study.path)
+    for made in ("wattune.api.spaces.prune", "wattune.api.beforehand.estimate"):
+        monkeypatch.setattr(made, None)
+    again = Beforehand(plan_again(study.document(), study.path), tmp_path, study=study.path)
+    assert again.planned.candidates.specs == planned.candidates.specs
+    assert again.estimates.table().equals(known.estimates.table())

@@ -1,5 +1,6 @@
 """The file of results beside the trials: whatever becomes of it or of them, a study reads as its trials say."""
 
+import hashlib
 import json
 import os
 import random
@@ -13,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from specs import made_run, store_run
 from study_files import SPEC, write_trial
@@ -23,6 +25,7 @@ from wattune.run import Numbers, Prediction, RunStatus
 from wattune.storage import known_results
 from wattune.storage import study as study_module
 from wattune.storage.digests import with_digest
+from wattune.storage.format import FORMAT
 from wattune.storage.known_results import FITS, PLAN, RESULTS, read_known, write_known
 from wattune.storage.study import StudyFolder
 
@@ -120,6 +123,17 @@ def test_a_file_that_may_still_change_within_its_time_is_read_again(
     opened.clear()
     told(study)
     assert len(opened) == 12 and not (study.path / RESULTS).exists()
+
+
+def test_a_file_with_lines_of_an_earlier_version_is_as_no_file(study: StudyFolder) -> None:
+    one = next(iter(study.trials())).path
+    line = [one.name, known_results.KnownResults(study.path).files_of(str(one)), 0, {}, {}]
+    lines = [[FORMAT, ["{}"]], line]
+    with pa.CompressedOutputStream(sink := pa.BufferOutputStream(), "zstd") as stream:
+        stream.write(b"\n".join(json.dumps(each).encode() for each in lines))
+    content = sink.getvalue().to_pybytes()
+    (study.path / RESULTS).write_bytes(hashlib.sha256(content).digest() + content)
+    assert told(study) == truth(study)
 
 
 def test_small_studies_have_no_such_file(study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,24 +105,37 @@ def _kernel(
 
 @dataclass(slots=True)
 class GaussianProcess:
-    """A posterior over all rows of the features, given some of them."""
+    """A posterior over all rows of the features, given some (Rasmussen and Williams 2006, algorithm 2.1)."""
 
     features: Features
     rows: Indices
     """Observed rows, each once."""
+    outputs: Vector
+    """Mean of the observations of each, in units of `scale`."""
+    counts: Vector
+    """Numbers of these."""
     scale: Vector
     """Prior standard deviation of every row of the features, in the units of the output."""
     constant: float
     """Prior standard deviation of the common level, in units of the scale."""
     log_hyper: Vector
-    inverse: Vector
-    """Inverse of the lower Cholesky factor of the observations' covariance."""
-    weights: Vector
     believed: Indices = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
     """Rows that count as observed once more, at their own predicted means, as of trials that run (the "kriging
     believer" of Ginsbourger et al. 2010): variances shrink, means stay."""
     _kept: dict[str, NDArray[Any]] = field(default_factory=dict)
-    """Parts of the last large prediction that beliefs leave as they are, for processes of other beliefs too."""
+    """Results that beliefs leave as they are, for processes of other beliefs too: the inverse, once it is asked for,
+    and parts of the last large prediction."""
+
+    @property
+    def inverse(self) -> Vector:
+        """Inverse of the lower Cholesky factor of the observations' covariance."""
+        if "inverse" not in self._kept:
+            covariance = self._kernel(self.rows, self.rows)
+            covariance[np.diag_indices_from(covariance)] += (
+                np.exp(2 * self.log_hyper[NOISE]) / self.counts + _LEAST_NOISE**2
+            )
+            self._kept["inverse"] = _inverse(_factor(covariance)) if len(self.rows) else covariance
+        return self._kept["inverse"]
 
     def predict(self, rows: Indices | slice) -> tuple[Vector, Vector]:
         """Predicts means and standard deviations of rows in the units of the output, noise left out."""
@@ -155,11 +168,12 @@ class GaussianProcess:
 
     def _observed(self, rows: Indices) -> tuple[Vector, Vector, NDArray[np.float32]]:
         """Returns means of rows, the variance that observations explain, and its root (rows, observations)."""
-        if self._kept and ((at := self._kept["place"][rows]) >= 0).all():
+        if "place" in self._kept and ((at := self._kept["place"][rows]) >= 0).all():
             return self._kept["mean"][at], self._kept["explained"][at], self._kept["projected"][at]
         cross = self._kernel(self.rows, rows, np.float32)
         projected = cross.T @ self.inverse.T.astype(np.float32)
-        mean = (self.weights.astype(np.float32) @ cross).astype(np.float64)
+        weights = self.inverse.T @ (self.inverse @ self.outputs)
+        mean = (weights.astype(np.float32) @ cross).astype(np.float64)
         return mean, np.einsum("ij,ij->i", projected, projected).astype(np.float64), projected
 
     def _beliefs(self, rows: Indices, projected: NDArray[Any]) -> NDArray[Any]:
@@ -174,26 +188,6 @@ class GaussianProcess:
 
     def _kernel(self, rows: Indices, others: Indices, kind: type[Any] = np.float64) -> NDArray[Any]:
         return _kernel(self.features, rows, others, self.constant, self.log_hyper, kind)
-
-
-def condition(
-    features: Features,
-    rows: Indices,
-    outputs: Vector,
-    counts: Vector,
-    scale: Vector,
-    constant: float,
-    log_hyper: Vector,
-) -> GaussianProcess:
-    """Conditions a process with given hyperparameters on observations (Rasmussen and Williams 2006, algorithm 2.1).
-
-    `outputs` are the mean of the observations of each row, in units of `scale`, and `counts` their numbers.
-    """
-    covariance = _kernel(features, rows, rows, constant, log_hyper)
-    covariance[np.diag_indices_from(covariance)] += np.exp(2 * log_hyper[NOISE]) / counts + _LEAST_NOISE**2
-    inverse = _inverse(_factor(covariance)) if len(rows) else covariance
-    weights = inverse.T @ (inverse @ outputs)
-    return GaussianProcess(features, rows, scale, constant, log_hyper, inverse, weights)
 
 
 def _factor(covariance: Vector) -> Vector:
@@ -250,7 +244,7 @@ def fit(
             )
             fits[key] = np.array(found.x)
         log_hyper = fits[key]
-    return condition(features, rows, outputs, counts, scale, constant, log_hyper)
+    return GaussianProcess(features, rows, outputs, counts, scale, constant, log_hyper)
 
 
 def _negative_log_posterior(

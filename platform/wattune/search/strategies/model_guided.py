@@ -216,10 +216,17 @@ class ModelGuided:
         return found.one(0, self._goal.metric, self._question.constraints if self._models_constraints else ())
 
     @one_thread()
+    def learn(self) -> bool:
+        """Takes in what was told; returns false while too little is known to predict."""
+        drawn = self._objective.estimate is None and not self._warm and len(self._first) < NUM_DRAWN
+        if knows := not drawn and self._objective.knows:
+            self._updated_bounds()
+        return knows
+
+    @one_thread()
     def predict(self, specs: Sequence[TrialSpec]) -> Predictions | None:
         """Predicts candidates by all results so far, running trials left out; None while too little is known."""
-        drawn = self._objective.estimate is None and not self._warm and len(self._first) < NUM_DRAWN
-        if drawn or not self._objective.knows:
+        if not self.learn():
             return None
         bounds = self._updated_bounds()
         rows = np.array([self._index[spec] for spec in specs], dtype=np.intp)

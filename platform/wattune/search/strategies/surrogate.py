@@ -11,7 +11,7 @@ import numpy as np
 from wattune.arrays import Indices
 from wattune.intervals import NORMAL_95
 from wattune.search.strategies.features import Features
-from wattune.search.strategies.gaussian_process import GaussianProcess, Hyperprior, Vector, condition, fit
+from wattune.search.strategies.gaussian_process import GaussianProcess, Hyperprior, Vector, fit
 
 _ESTIMATE_LOG_STD: Final = 0.15
 """Standard deviation of log(measured / estimated) where the estimate states none."""
@@ -359,7 +359,7 @@ class Surrogate:
             self._process = fit(self.features, rows, outputs, counts, scale, constant, prior, start, fits)
             self._num_fitted = num_known
         else:
-            self._process = condition(self.features, rows, outputs, counts, scale, constant, last.log_hyper)
+            self._process = GaussianProcess(self.features, rows, outputs, counts, scale, constant, last.log_hyper)
         # Rows that are only known to be above a bound count at their prediction, or just above the bound.
         others = self._above.keys() - self._values.keys() - self._bursts.keys()
         over = {row: bound for row, bound in self._above.items() if row in others and (not some or row in some)}
@@ -369,7 +369,7 @@ class Surrogate:
             added = (np.maximum(self.believe(self._process, extra).mean, least) - offset[extra]) / scale[extra]
             rows, outputs = np.concatenate([rows, extra]), np.concatenate([outputs, added])
             counts, hyper = np.concatenate([counts, np.ones(len(extra))]), self._process.log_hyper
-            self._process = condition(self.features, rows, outputs, counts, scale, constant, hyper)
+            self._process = GaussianProcess(self.features, rows, outputs, counts, scale, constant, hyper)
 
     def _prior(self, num_rows: int, measured: Mapping[int, float]) -> tuple[Vector, Vector, float]:
         """Prior mean and standard deviation of every row, and of the common level in units of the latter."""

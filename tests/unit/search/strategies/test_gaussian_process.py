@@ -8,7 +8,14 @@ import pytest
 from specs import trial_spec
 
 from wattune.search.strategies.features import make_features
-from wattune.search.strategies.gaussian_process import NOISE, OWN, Hyperprior, _negative_log_posterior, condition, fit
+from wattune.search.strategies.gaussian_process import (
+    NOISE,
+    OWN,
+    GaussianProcess,
+    Hyperprior,
+    _negative_log_posterior,
+    fit,
+)
 
 BASE = trial_spec(on="1x8 h200_sxm", batch=64)
 PLANS = [
@@ -52,8 +59,8 @@ def test_the_gradient_is_that_of_finite_differences():
 def test_the_posterior_is_that_of_the_textbook():
     """Mean and variance from the joint prior covariance, inverted directly."""
     rows, others = drawn(12), drawn(40)[12:]
-    process = condition(FEATURES, rows, TRUTH[rows], np.ones(12), ONES, 0.5, PRIOR.log_mean)
-    prior = condition(
+    process = GaussianProcess(FEATURES, rows, TRUTH[rows], np.ones(12), ONES, 0.5, PRIOR.log_mean)
+    prior = GaussianProcess(
         FEATURES, np.zeros(0, dtype=np.intp), np.zeros(0), np.zeros(0), ONES, 0.5, PRIOR.log_mean
     ).covariance(np.concatenate([rows, others]))
     noise = np.exp(PRIOR.log_mean[NOISE])
@@ -112,7 +119,7 @@ def test_a_belief_in_a_row_that_was_observed_is_one_more_observation_of_it():
     rows = drawn(10)
     prior = PRIOR.log_mean.copy()
     prior[OWN] = np.log(0.3)  # so that a plan differs from its like
-    process = condition(FEATURES, rows, TRUTH[rows], np.ones(10), ONES, 0.5, prior)
+    process = GaussianProcess(FEATURES, rows, TRUTH[rows], np.ones(10), ONES, 0.5, prior)
     believed = replace(process, believed=rows[:3])
     before, after = process.predict(slice(0, len(PLANS))), believed.predict(slice(0, len(PLANS)))
     assert after[0] == pytest.approx(before[0], abs=2e-3)
@@ -124,5 +131,5 @@ def test_kernels_of_32_bits_that_leave_no_factor_are_conditioned_all_the_same():
     rows, loud = np.arange(len(PLANS)), PRIOR.log_mean.copy()
     loud[:3] += 3.0  # amplitudes and length, beside a noise of nothing
     loud[OWN], loud[NOISE] = -20.0, -20.0
-    found = condition(FEATURES, rows, TRUTH, ONES, ONES, 0.5, loud)
+    found = GaussianProcess(FEATURES, rows, TRUTH, ONES, ONES, 0.5, loud)
     assert np.allclose(found.predict(rows)[0], TRUTH, atol=0.3)
