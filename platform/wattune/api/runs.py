@@ -180,10 +180,10 @@ def run_study(
             raise PlanError("\n".join(planned.untrained))
         known = _fitting(before, study, try_all=try_all)
         planned = known.planned
-        run = _study_run(planned, study, budget, known, until_decided=until_decided, try_all=try_all)
-        run = replace(run, retry=statuses, wait_nodes_s=wait_s, numbers=run.numbers | known.scatter())
+        run = _study_run(known, study, budget, changes, statuses, until_decided=until_decided, try_all=try_all)
+        run = replace(run, wait_nodes_s=wait_s, numbers=run.numbers | known.scatter())
         strategy = known.strategy()
-        controller = StudyController(study, strategy, run, _passing_on(delivery, listener, planned, study, changes))
+        controller = StudyController(study, strategy, run, _passing_on(delivery, listener))
         starts_here = not address and wait_s is None
         needed = controller.begin(require_here if starts_here else None).load_s.keys()
 
@@ -266,23 +266,8 @@ def preview(
     changes = study.require_space(planned.spec.document)
     budget = _budget(max_hours, max_trials, max_gpu_hours, deadline)
     known = _fitting(Beforehand(planned, study.path.parent), study, try_all=try_all)
-    planned = known.planned
-    run = _study_run(planned, study, budget, known, until_decided=until_decided, try_all=try_all)
-    run = replace(run, retry=_statuses(retry))
-    results, unreadable = study.finished()
-    queue = TrialQueue(known.strategy(), run, results, unreadable=unreadable)
-    return _with_facts(replace(queue.preview(), unreadable=unreadable), planned, study, changes)
-
-
-def _with_facts(preview: Preview, planned: StudyPlan, study: StudyFolder, changes: Sequence[str]) -> Preview:
-    """Adds to a preview what its queue does not know: how the space changed, and how much of it is tried."""
-    return replace(
-        preview,
-        changes=tuple(changes),
-        space_number=study.number_of(planned.spec.document),
-        num_kept=len(planned.kept),
-        num_drawn=planned.num_trials,
-    )
+    run = _study_run(known, study, budget, changes, _statuses(retry), until_decided=until_decided, try_all=try_all)
+    return TrialQueue(known.strategy(), run, *study.finished()).preview()
 
 
 def _runnable(space: Space) -> StudyPlan:
@@ -347,15 +332,16 @@ def _statuses(names: Collection[str]) -> frozenset[RunStatus]:
 
 
 def _study_run(
-    planned: StudyPlan,
+    known: Beforehand,
     study: StudyFolder,
     budget: Budget,
-    known: Beforehand,
+    changes: Sequence[str],
+    retry: frozenset[RunStatus],
     *,
-    until_decided: bool = False,
-    try_all: bool = False,
+    until_decided: bool,
+    try_all: bool,
 ) -> StudyRun:
-    spec, search = planned.spec, planned.spec.search
+    planned, spec, search = known.planned, known.planned.spec, known.planned.spec.search
     if until_decided:
         race = Finalists(until=1.0 - spec.question.risk, max_share=1.0)
         search = search.model_copy(update={"finalists": race})
@@ -373,6 +359,8 @@ def _study_run(
         reference=planned.reference,
         candidates=planned.candidates.specs,
         budget=budget,
+        changes=tuple(changes),
+        retry=retry,
         outdated=_outdated(study, spec.limits, try_all=try_all),
         duration_s=known.durations(),
         earlier=known.earlier,
@@ -407,14 +395,10 @@ def _outdated(study: StudyFolder, limits: Mapping[str, float], *, try_all: bool)
     return outdated
 
 
-def _passing_on(
-    delivery: Delivery, listener: Listener | None, planned: StudyPlan, study: StudyFolder, changes: Sequence[str]
-) -> Listener:
+def _passing_on(delivery: Delivery, listener: Listener | None) -> Listener:
     """Returns a listener that sends results where they are kept, then calls the caller's own."""
 
     def heard(event: Event) -> None:
-        if isinstance(event, Preview):
-            event = _with_facts(event, planned, study, changes)
         if isinstance(event, TrialEvent) and event.result is not None and not event.again:
             send = delivery.send_again if event.kind == "skipped" else delivery.send
             send(event.spec, event.result)

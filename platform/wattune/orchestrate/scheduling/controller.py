@@ -114,8 +114,7 @@ class StudyController:
         """
         self._begun_ns = time.monotonic_ns()
         self._study, self._strategy, self._run, self._listeners = study, strategy, run, [listener]
-        results, self._unreadable = recover(study, run.tags, run.numbers)
-        self._queue = TrialQueue(strategy, run, results, unreadable=self._unreadable)
+        self._queue = TrialQueue(strategy, run, *recover(study, run.tags, run.numbers))
         self._lock = threading.RLock()
         self._ending: Ending | None = None
         self._slots: Slots | None = None
@@ -131,8 +130,7 @@ class StudyController:
     def begin(self, check: Callable[[Preview], object] | None = None) -> Preview:
         """Emits the preview, if `check` does not raise, and what is skipped; returns the work left, as far as known."""
         with self._lock:
-            workloads = tuple(dict.fromkeys(spec.workload for spec in self._run.candidates))
-            preview = replace(self._queue.preview(), unreadable=self._unreadable, workloads=workloads)
+            preview = self._queue.preview()
             if check is not None:
                 check(preview)
             self._emit(preview)

@@ -31,6 +31,8 @@ class StudyRun:
     """Returns the best trials so far, best first; called once, when all others have run."""
     clusters: tuple[ClusterSpec, ...]
     """Clusters that trials may run on."""
+    changes: tuple[str, ...] = ()
+    """Differences to the space that the study had before, a line each."""
     numbers: Numbers = NO_NUMBERS
     """Kept with every result: the number of the space."""
     isolation: str = "warm"

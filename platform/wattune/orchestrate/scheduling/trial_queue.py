@@ -30,6 +30,7 @@ from wattune.orchestrate.scheduling.waiting import WORTH_REPEATING, Waiting
 from wattune.run import Run, RunStatus
 from wattune.scale_down.reading import read_run
 from wattune.search.strategy import Strategy
+from wattune.storage.study import Unreadable
 from wattune.trial import Measure, TrialSpec
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class TrialQueue:
         strategy: Strategy,
         run: StudyRun,
         results: Iterable[tuple[TrialSpec, Run]],
-        unreadable: Iterable[str] = (),
+        unreadable: Unreadable,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Takes in the results of earlier calls, and queues all proposals of a strategy that does not learn.
@@ -58,6 +59,7 @@ class TrialQueue:
         Trials whose result is not final run again; those whose folders are unreadable do not.
         """
         self._strategy, self._run, self._clock_s = strategy, run, clock_s
+        self._unreadable = unreadable
         self._reservations = Reservations()
         self._ahead: list[Reservation] = []
         """Reservations as of the last look for a trial that may start."""
@@ -406,8 +408,14 @@ class TrialQueue:
             load_s=loads_s(costs),
             load_now_s=loads_s(costs[:num_now]),
             most_s=budget.left_s,
+            unreadable=self._unreadable,
             measured=self.knows_times,
             first=self.first(),
+            changes=self._run.changes,
+            workloads=tuple(dict.fromkeys(spec.workload for spec in self._run.candidates)),
+            space_number=self._run.numbers.space or 1,
+            num_kept=len(self._run.candidates),
+            num_drawn=self._run.num_trials,
             **self.outlook.predicted(learns=self._strategy.learns),
         )
 

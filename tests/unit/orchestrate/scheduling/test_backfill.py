@@ -83,7 +83,7 @@ def play(nodes: list[Node], jobs: list[Job], *, budget: Budget | None = None) ->
         clusters=tuple(dict.fromkeys(spec.cluster for spec in specs)),
         budget=budget,
     )
-    queue = Guessing(make_strategy("grid", Problem(specs=specs, seed=0)), run, [], clock_s=lambda: now[0])
+    queue = Guessing(make_strategy("grid", Problem(specs=specs, seed=0)), run, [], {}, clock_s=lambda: now[0])
     queue.guesses = {spec.trial_id: job.expected_s for spec, job in zip(specs, jobs, strict=True)}
     slots = Slots(Cluster(nodes=tuple(nodes), driver_node_id=nodes[0].node_id))
     played = Played({}, {}, {}, {}, {})
