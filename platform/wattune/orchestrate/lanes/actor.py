@@ -284,7 +284,8 @@ class LaneKeeper:
             return None, {}
         first = next(node.node_id for node in nodes if node.node_id != self._node_id)
         ids = {node: first if node.node_id == self._node_id else node.node_id for node in nodes}
-        return self.post(first), {node: post_name(self._born, node_id) for node, node_id in ids.items()}
+        leaders = [self.post(node_id) for node_id in [*ids.values()][::LED]]
+        return leaders[0], {node: post_name(self._born, node_id) for node, node_id in ids.items()}
 
     def _lane(self, nodes: tuple[str, ...]) -> Lane:
         name = f"{'+'.join(nodes)}@{self._born}"

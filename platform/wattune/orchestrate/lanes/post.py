@@ -37,6 +37,7 @@ ASKED_FRAC: Final = 0.8
 _ALIKE: Final = ("turn", "await_window", "stop_order")
 """Calls of all ranks that have one answer. Each of the next has something of its own. All others go out at once."""
 _TOGETHER: Final = ("join", "next_trial", "deliver")
+_OF_A_TRIAL: Final = ("deliver", "delivered")
 _found = cache(partial(ray.get_actor, namespace=NAMESPACE))
 
 
@@ -48,7 +49,7 @@ class Post:
         self._keeper, self._node_id, self._head = keeper, node_id, head
         self._above: dict[str, ActorHandle] = {}
         self._gathered: dict[tuple[Any, ...], tuple[list[tuple[Any, ...]], asyncio.Event, asyncio.Task[Any]]] = {}
-        """Calls that wait for others, by lane, name, and run or group."""
+        """Calls that wait for others, by lane, name, and run or group; of outcomes by their trial too."""
         self._asked: dict[tuple[Any, ...], asyncio.Task[Any]] = {}
         """Calls that have one answer, until it is there."""
         self._joined: Counter[tuple[str, int]] = Counter()
@@ -77,7 +78,7 @@ class Post:
 
         Returns what each has joined, or one part and the rank and slot of each; see `Lane.next_trials`.
         """
-        key = (lane, name, given[0][0])
+        key = (lane, name, *given[0][: 2 if name in _OF_A_TRIAL else 1])
         if key not in self._gathered:
             several, whole = list[tuple[Any, ...]](), asyncio.Event()
             self._gathered[key] = (several, whole, asyncio.create_task(self._send(key, several, whole)))
@@ -97,7 +98,7 @@ class Post:
         await asyncio.wait([asyncio.create_task(whole.wait())], timeout=GATHER_S)
         whole.set()  # ends the task above where it was not
         del self._gathered[key]  # who comes now is of the next call
-        lane, name, _ = key
+        lane, name, *_ = key
         if name == "deliver":
             return await self.calls(lane, "delivered", [_held(several)])
         answer = await self._up("calls", lane, name, [_joint(several)] if name == "delivered" else several)

@@ -32,9 +32,11 @@ from specs import trial_spec
 
 from wattune.engines import ahead
 from wattune.errors import TelemetryError
+from wattune.orchestrate.cluster import Node
 from wattune.orchestrate.lanes import actor, train_runs
 from wattune.orchestrate.lanes.actor import LaneKeeper
 from wattune.orchestrate.lanes.messages import Answer, GroupKey
+from wattune.orchestrate.lanes.post import LED
 from wattune.orchestrate.lanes.ray_errors import cause, death
 from wattune.orchestrate.ray_settings import JOB_SETTINGS
 from wattune.plans.placement import Slot
@@ -123,6 +125,19 @@ def assignment(*nodes: str) -> Any:
     attempt = SimpleNamespace(name="+".join(nodes), nodes=[SimpleNamespace(node_id=node) for node in nodes])
     spec = SimpleNamespace(engine="torch")
     return SimpleNamespace(node_names={node: node for node in nodes}, attempt=attempt, spec=spec, window="w")
+
+
+def test_the_posts_that_ask_many_nodes_are_there_before_their_ranks(
+    keeper: LaneKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor, "open_post", lambda _keeper, _born, node_id, _head: f"post of {node_id}")
+    ids = (HEAD, *map(str, range(2 * LED)))
+    nodes = [Node(node_id=node_id, name=node_id, num_cpus=1, num_gpus=0) for node_id in ids]
+    assert keeper.top(nodes[:LED]) == (None, {})
+    top, names = keeper.top(nodes)
+    assert top == "post of 0" and [*keeper._posts] == ["0", str(LED - 1), str(2 * LED - 1)]
+    assert names[nodes[0]] == names[nodes[1]], "the study's node has none"
+    assert [names[node].rpartition("-")[2] for node in nodes[1:]] == [node.node_id for node in nodes[1:]]
 
 
 def lane_of(keeper: LaneKeeper, *nodes: str) -> Any:

@@ -131,6 +131,16 @@ def outcome(rank: int, version: str = "2", status: RunStatus = RunStatus.COMPLET
     return RankOutcome(rank=rank, status=status, spans=spans, kernels=kernels, provenance={"version.torch": version})
 
 
+@pytest.mark.usefixtures("kept")
+def test_a_rank_that_leaves_its_trial_late_is_not_one_of_the_next() -> None:
+    @with_ranks(2)
+    async def scenario(keeper: Keeper, post: Post) -> None:
+        await asyncio.gather(*(post.call("lane", "deliver", 1, 4 + at, outcome(at), "place") for at in range(2)))
+        assert sorted(given[:3] for _, [given] in keeper.came) == [(1, 4, [0]), (1, 5, [1])]
+
+    scenario()
+
+
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
     """Replaces Ray's store: what posts keep, by a number in the place of a reference."""
