@@ -15,7 +15,7 @@ from wattune.analysis.signals.align import align
 from wattune.analysis.summary import node_power_series, summarize
 from wattune.metrics import METRICS
 from wattune.run import INDICATIVE, INVALID, PUBLISHABLE
-from wattune.schema import KERNELS, TELEMETRY
+from wattune.schema import KERNELS
 
 DEVICES = [("n0", "gpu0"), ("n0", "gpu1"), ("n1", "gpu0"), ("n1", "gpu1")]
 SPEC = trial_spec(on="2x2 h200_sxm")
@@ -127,16 +127,6 @@ def test_whether_the_limit_was_read_or_only_announced_is_said(bench):
     assert summary.tags["excursion_limit"] == "manifest"
 
 
-def test_a_recording_without_spans_is_held_to_its_commands_window(bench):
-    _, tables = trial(bench)
-    window = int(bench.wall_ns("n0", 5.0)), int(bench.wall_ns("n0", 15.0))
-    summary = summarize(run_data(None, None, tables, MANIFESTS, window=window))
-    assert summary.numbers.window_s == 10.0
-    assert summary.metrics["device_power_mean_w"] == pytest.approx(560.0, rel=5e-3)
-    assert not summary.metrics.keys() & {"step_time_s", "tokens_per_s", "energy_per_step_j", "mfu_frac"}
-    assert summary.quality == PUBLISHABLE
-
-
 def with_facts(*, steps=(), **processes):
     """The manifests, with clock steps on n0 and other processes on n1's gpu0."""
     known = {when: {"other_processes": [{"pid": pid} for pid in pids]} for when, pids in processes.items()}
@@ -176,20 +166,6 @@ def test_a_clock_that_is_not_known_well_enough_is_a_reason_where_nodes_are_added
         "clock_uncertain"
         not in summarize(run_data(None, None, alone, {"n1": known["n1"]}, window=window)).quality_reasons
     )
-
-
-@settings(max_examples=10, deadline=None)
-@given(st.integers(-(10**5), 10**5), st.integers(0, 10**5), st.floats(-100, 100))
-def test_shifting_time_changes_nothing(make_bench, wall_s, mono_s, offset_s):
-    still = summarize(run_data(SPEC, *trial(make_bench()), MANIFESTS))
-    moved = make_bench(
-        mono_0_s={"n0": mono_s, "n1": 2 * mono_s + 7}, wall_ahead_s={"n0": wall_s, "n1": wall_s + round(offset_s, 3)}
-    )
-    offset_ns = round(round(offset_s, 3) * 1e9)
-    manifests = {**MANIFESTS, "n1": {**MANIFESTS["n1"], "clock_offset_ns": offset_ns}}
-    shifted = summarize(run_data(SPEC, *trial(moved), manifests))
-    assert shifted.metrics == pytest.approx(dict(still.metrics), rel=1e-5, abs=1e-6)
-    assert (shifted.quality, shifted.quality_reasons) == (still.quality, still.quality_reasons)
 
 
 @settings(max_examples=10, deadline=None)
@@ -265,17 +241,6 @@ def test_a_damaged_tier_takes_its_metrics_with_it_and_no_more(bench, tier, damag
     assert {name: summary.metrics[name] for name in kept} == pytest.approx({name: whole[name] for name in kept})
     if tier in ("ring", "slow"):
         assert summary.quality != PUBLISHABLE
-
-
-def test_nothing_at_all_is_no_error():
-    empty = {tier: schema.empty_table() for tier, schema in TELEMETRY.items()}
-    for tables in ({}, empty):
-        summary = summarize(run_data(None, None, tables, {}, window=(0, 10**10)))
-        assert (summary.metrics, summary.quality, summary.quality_reasons) == (
-            {"window_s": 10.0},
-            INDICATIVE,
-            ("no_device_power",),
-        )
 
 
 def test_series_for_plots(bench):

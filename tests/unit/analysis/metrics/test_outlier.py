@@ -70,20 +70,6 @@ def test_what_sound_devices_vary_by_is_publishable_and_more_is_indicative(bench)
         assert trial(bench, clocks=(1900, 1900, 1900, slow_mhz)).quality == quality
 
 
-def test_a_layout_the_plan_makes_uneven_is_no_broken_device(bench):
-    """Layers 24 and 8: three times the work, at other clocks and powers."""
-    uneven = spec(Plan(pp=2, layout=(24, 8)))
-    found = trial(
-        bench, clocks=(1500, 1510, 1980, 1980), watts=(695.0, 690.0, 420.0, 430.0), busy_s=(0.9,) * 2 + (0.3,) * 2,
-        spec_=uneven,
-    )  # fmt: skip
-    assert found.quality == PUBLISHABLE and "outlier" not in found.tags
-    assert found.metrics["device_outlier_frac"] == pytest.approx(430 / 420 - 1, abs=1e-3)
-    # The same figures are a fault if a device's own replica in its stage has others.
-    swapped = trial(bench, clocks=(1500, 1980, 1510, 1980), watts=(695.0, 420.0, 690.0, 430.0), spec_=uneven)
-    assert swapped.quality == INVALID
-
-
 def experts(**axes):
     """Four devices and Mixtral, its experts on two ranks: ranks 0 and 2 hold the same, and 1 and 3."""
     return replace(spec(Plan(ep=2, **axes)), model=MODELS["mixtral_8x7b"])

@@ -127,19 +127,6 @@ def test_what_lies_between_the_last_pass_and_the_optimizer_is_each_rank_s(bench)
     assert PhaseSpans.of(none, steps).behind_s()[0].tolist() == [0.0, 0.0]
 
 
-def test_a_slower_replica_keeps_the_other_waiting(bench):
-    """Two pipelines of two stages and one micro-batch; every pass of the second takes twice as long."""
-    fast, slow = ["F0 0-1 B0 3-4", "F0 1-2 B0 2-3"], ["F0 0-2 B0 6-8", "F0 2-4 B0 4-6"]
-    rows = pipeline_rows([fast[0], slow[0], fast[1], slow[1]], 0.8)
-    devices = [("n0", f"gpu{index}") for index in range(4)]
-    spans = bench.spans([(devices[rank], rank, step, *rest) for rank, step, *rest in rows])
-    metrics = decompose_metrics(divide(spans, align({}, spans, {}).steps, Plan(pp=2), num_micro_batches=1))
-    # Idle: 6 and 6 of the first, 4 and 4 of the second. Equal replicas would end after 6 and idle 3 each.
-    assert metrics["compute_frac"] == pytest.approx(12 / 32)
-    assert metrics["bubble_frac"] == pytest.approx(12 / 32)
-    assert metrics["straggler_frac"] == pytest.approx(8 / 32)
-
-
 @pytest.mark.parametrize(
     ("slots", "num_micro_batches"),
     [(UNEQUAL, 5), ([UNEQUAL[0].replace("B3 17-18", ""), UNEQUAL[1]], 4), ([UNEQUAL[1], UNEQUAL[0]], 4)],

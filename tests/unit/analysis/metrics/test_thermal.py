@@ -40,12 +40,6 @@ def test_spread_is_within_a_node_and_maxima_are_over_all(bench):
     )
 
 
-def test_a_device_without_temperatures_makes_them_absent(bench):
-    aligned = align(tables(bench, {DEVICES[0]: constant(50)}), bench.steps(DEVICES), {})
-    assert thermal_metrics(aligned, clocks_and_temperatures(aligned, None)[0], {}) == {}
-    assert temperature_rise_c_per_min(clocks_and_temperatures(aligned, None)[0]) is None
-
-
 def test_the_rise_is_that_of_the_fastest_warming_device_in_the_second_half(bench):
     temps = {DEVICES[0]: constant(50), DEVICES[1]: lambda t: np.where(t < 10, 40 + t, 50 + (t - 10) / 20)}
     aligned = align(tables(bench, temps), bench.steps(DEVICES[:2]), {})

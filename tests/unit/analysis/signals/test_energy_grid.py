@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wattune.analysis.signals.energy_grid import GRID_S, EnergySum, GridEnergy, pieces, resolves, steps_of
+from wattune.analysis.signals.energy_grid import GRID_S, EnergySum, GridEnergy, pieces, steps_of
 from wattune.analysis.signals.series import Series
 
 
@@ -60,26 +60,6 @@ def test_a_sum_is_of_the_time_that_every_sensor_covers():
     assert watts == pytest.approx([130.0] * 6)
     assert found.peak_w(1.0) == pytest.approx(130.0)
     assert summed(constant(100.0, 0.0, 3.0), constant(1.0, 5.0, 9.0)).energy.peak_w(1.0) is None, "never together"
-
-
-@given(st.lists(st.floats(0.0, 900.0), min_size=2, max_size=5), st.integers(1, 4))
-def test_merged_sums_are_the_sum_of_all(watts, cut):
-    cut = min(cut, len(watts) - 1)
-    signals = [constant(each, 0.0, 2.0 + number) for number, each in enumerate(watts)]
-    whole = summed(*signals).energy
-    parts = summed(*signals[:cut]).merge(summed(*signals[cut:])).energy
-    assert parts.energy_j == pytest.approx(whole.energy_j)
-    assert (parts.first, parts.sensor_period_s, parts.smoothed_s) == (whole.first, 0.02, (0.02,))
-
-
-@pytest.mark.parametrize(
-    ("window_s", "period_s", "known"), [(0.1, 0.05, True), (0.1, 0.0505, False), (0.1, 0.02, True)]
-)
-def test_a_window_of_two_sensor_periods_is_resolved(window_s, period_s, known):
-    assert resolves(window_s, period_s) is known
-    grid = GridEnergy(np.linspace(0.0, 10.0, 201), period_s, ())
-    assert (grid.peak_w(window_s) is not None) is known
-    assert not GridEnergy(np.linspace(0.0, 1.0, steps_of(window_s)), period_s, ()).resolves(window_s), "too short"
 
 
 @pytest.mark.parametrize(("frequency_hz", "smoothed_s"), [(0.5, ()), (2.0, ()), (2.0, (0.1,)), (8.0, (0.05, 0.05))])

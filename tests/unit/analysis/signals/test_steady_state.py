@@ -32,16 +32,6 @@ def test_a_quiet_end_does_not_hide_slow_steps_in_front(slow, factor):
         assert slow <= steady_from(times_s) <= 2 * slow, seed
 
 
-def test_an_exponential_warm_up_ends_when_what_is_left_of_it_drowns_in_noise():
-    times_s = noisy(300) * (1 + 0.5 * np.exp(-np.arange(300) / 10))
-    assert 25 <= steady_from(times_s) <= 70
-
-
-def test_the_quiet_part_of_a_noisy_run_is_not_taken_for_its_steady_state():
-    """As on a processor other work shares: scatter of 15 %, and no trend."""
-    assert [seed for seed in range(10) if steady_from(noisy(40, frac=0.15, seed=seed)) != 0] == []
-
-
 def test_a_change_late_in_the_run_is_no_steady_state():
     times_s = noisy(100)
     times_s[70:] *= 1.2

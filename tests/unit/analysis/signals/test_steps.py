@@ -11,13 +11,6 @@ GPU = ("n0", "gpu0")
 OTHER = ("n1", "gpu0")
 
 
-def test_time_of_a_step_that_a_rank_lacks_is_in_no_rate(bench):
-    spans = rows(GPU, 0, *((at, at, at + 1) for at in range(12)))
-    spans += rows(OTHER, 1, *((at, at, at + 1) for at in range(12) if at not in (2, 3, 10)))
-    found = align({}, bench.spans(spans), {})
-    assert found.steps.number.tolist() == [4, 5, 6, 7, 8, 9] and found.duration_s == 6.0
-
-
 def rows(device, rank, *steps):
     return [(device, rank, number, "step", start_s, end_s) for number, start_s, end_s in steps]
 
