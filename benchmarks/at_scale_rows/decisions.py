@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -40,18 +41,9 @@ NAME: Final = "ten_thousand"
 
 Pairs = list[tuple[TrialSpec, Run]]
 DECISIONS: Final = 20
-VERBS: Final = {
-    "rank, first call": ["rank", NAME],
-    "rank": ["rank", NAME],
-    "rank --top 20": ["rank", NAME, "--top", "20"],
-    "suggest": ["suggest", NAME, "--budget", "1h"],
-    "suggest again": ["suggest", NAME, "--budget", "1h"],
-    "frontier": ["frontier", NAME],
-    "frontier again": ["frontier", NAME],
-    "report": ["report", NAME],
-    "report again": ["report", NAME],
-}
-"""Commands, after `wattune`: `again` those whose fits are kept."""
+VERBS: Final = {"rank": [], "suggest": ["--budget", "1h"], "frontier": [], "report": []}
+"""Commands of `wattune` and their options."""
+TIMES: Final = ("first call, no file kept", "again", "first call after the study's own end")
 
 
 def document(**search: Any) -> dict[str, Any]:
@@ -184,17 +176,22 @@ def decisions() -> Iterator[Row]:
 
 @measures(timeout_s=1800)
 def verbs() -> Iterator[Row]:
-    """Each command whole, with the start of Python."""
+    """Each command whole, with the start of Python; a study's own end reads, ranks and reports what is there."""
     with tempfile.TemporaryDirectory() as temporary:
         storage = Path(temporary)
         write_study(storage, *planned_study(storage))
         environment = os.environ | {"WATTUNE_STORAGE": temporary}
-        for name, arguments in VERBS.items():
-            command = [sys.executable, "-m", "wattune", *arguments]
+        for when, (name, options) in product(TIMES, VERBS.items()):
+            if when == TIMES[0] or (when, name) == (TIMES[2], "rank"):
+                for path in (storage / NAME / "trials").glob(".*"):
+                    path.unlink()
+            if (when, name) == (TIMES[2], "rank"):
+                api.run_study(document(), storage=temporary, max_hours=0, set_power_limits=True)
+            command = [sys.executable, "-m", "wattune", name, NAME, *options]
             process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
             _, _, used = os.wait4(process.pid, 0)
-            yield Row(f"{name} of {NUM_TRIALS:,} trials", "CPU-s", bar=5, value=used.ru_utime + used.ru_stime)
-            yield Row(f"{name} of {NUM_TRIALS:,} trials, memory", "GB", bar=1, value=used.ru_maxrss / 1e6)
+            yield Row(f"{name}, {when}", "CPU-s", bar=5, value=used.ru_utime + used.ru_stime)
+            yield Row(f"{name}, {when}, memory", "GB", bar=1, value=used.ru_maxrss / 1e6)
         page = storage / NAME / "report.html"
         size_mb = page.stat().st_size / 1e6 if page.exists() else float("inf")
         yield Row(f"report.html of {NUM_TRIALS:,} trials", "MB", bar=10, value=size_mb)

@@ -160,7 +160,7 @@ class Beforehand:
         def made() -> dict[str, Any]:
             return {} if (found := make()) is None else asdict(found)
 
-        follows_from = self.planned.spec.told, ids_of(self._specs), [*map(self._told, self.planned.spec.clusters)]
+        follows_from = self.planned.spec.document, ids_of(self._specs), [*map(self._told, self.planned.spec.clusters)]
         found = kept(study / ESTIMATES, len(self._specs), made, *follows_from)
         columns = {name: EstimatedMetric(**one) for name, one in found.get("columns", {}).items()}
         return Estimates(**{**found, "columns": columns}) if found else None

@@ -188,7 +188,7 @@ def plan(space: Space) -> StudyPlan:
 def plan_again(document: Mapping[str, Any], study: Path) -> StudyPlan:
     """Plans a study's space for who needs its trials alone: its folder keeps those of a large space; see `plan`."""
     spec = parse_space(dict(document))
-    if known := read_known(study / PLAN, spec.told):
+    if known := read_known(study / PLAN, spec.document):
         kept = tuple(Candidate(spec=one, config={}) for one in unpacked(known["specs"].tobytes()))
         return StudyPlan(spec=spec, candidates=Candidates(kept=kept, rejected=(), equivalent=()))
     found = StudyPlan(spec=spec, candidates=prune(spec))
@@ -200,7 +200,7 @@ def keep_plan(planned: StudyPlan, study: Path) -> None:
     """Keeps the trials of a large space with its study, for the next time that it is planned."""
     if len(planned.kept) >= LEAST_KEPT:
         content = np.frombuffer(packed(planned.candidates.specs), np.uint8)
-        write_known(study / PLAN, {"specs": content}, planned.spec.told)
+        write_known(study / PLAN, {"specs": content}, planned.spec.document)
 
 
 def scale(path: Path, to: str, *, allow_percent: float | None = None) -> tuple[str, StudyPlan, list[Scaled]]:

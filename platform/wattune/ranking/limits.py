@@ -70,8 +70,7 @@ def _at(base: TrialSpec, limit_w: float) -> TrialSpec:
 
 
 def _mean(ran: Results, near: TrialSpec, name: str) -> float:
-    got = [run.metrics[name] for one, run in ran if one == near]
-    return float(np.mean(got)) if len(got) > 1 else float(got[0])
+    return float(np.mean([run.metrics[name] for one, run in ran if one == near]))
 
 
 def _of_plans(groups: Mapping[TrialSpec, Results], values_w: Sequence[float], find: Find) -> list[LimitRows]:

@@ -140,7 +140,7 @@ class Posterior:
 
         def row_of(place: int) -> RankedTrial | None:
             """Assesses a trial, and the next ones with it."""
-            if place not in seen:
+            if place not in seen and names[place] not in self._hopeless:
                 at = int(np.flatnonzero(order == place)[0])
                 seen.update(self._hopeful(names, order[at : at + _AT_ONCE], _AT_ONCE))
             row = seen.get(place)

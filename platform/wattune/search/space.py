@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -79,11 +79,6 @@ class StudySpec:
     def question(self) -> Question:
         """The question that the study asks of its trials."""
         return Question(objective=self.objective, constraints=self.constraints)
-
-    @property
-    def told(self) -> "StudySpec":
-        """All that plans follow from: axes are in the document, whether it names those that are neutral or not."""
-        return replace(self, axes={})
 
     @property
     def num_combinations(self) -> int:

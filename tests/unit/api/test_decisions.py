@@ -52,15 +52,15 @@ def test_a_frontier_says_which_trials_it_could_not_read(tmp_path) -> None:
 
 def test_without_a_range_the_study_s_bound_on_power_is_varied(tmp_path) -> None:
     found = api.frontier(write_study(tmp_path, half))
-    assert found.varied.metric == POWER and 1000.0 in found.varied.values
+    assert found.varied.bound.metric == POWER and 1000.0 in found.varied.values
 
 
 @pytest.mark.parametrize("vary", [None, f"{POWER} <= 900..1300 step 50"])
 def test_a_varied_bound_is_on_true_watts_where_the_one_it_stands_for_is(tmp_path, vary) -> None:
     study = write_study(tmp_path, half, constraints=[f"{POWER} <= 1000 sensor_gain_frac=0.05"])
     found = api.frontier(study, vary=vary)
-    assert found.varied.sensor_gain_frac == found.varied.at(1000.0).sensor_gain_frac == 0.05
-    assert api.frontier(write_study(tmp_path / "readings", half), vary=vary).varied.sensor_gain_frac == 0.0
+    assert found.varied.bound.sensor_gain_frac == found.varied.at(1000.0).sensor_gain_frac == 0.05
+    assert api.frontier(write_study(tmp_path / "readings", half), vary=vary).varied.bound.sensor_gain_frac == 0.0
 
 
 def test_a_study_that_is_measured_whole_predicts_nothing(tmp_path) -> None:
