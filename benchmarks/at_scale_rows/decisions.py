@@ -73,7 +73,7 @@ def planned_study(storage: Path, num_trials: int = NUM_TRIALS) -> tuple[StudyPla
     """The plan, and a result for so many of its trials, in the order in which they ended."""
     planned = api.plan(document())
     known = Beforehand(planned, storage)
-    found = known.fitting(lambda _: False)
+    found = known.fitting(StudyFolder(storage / NAME))
     specs, estimates = found.planned.candidates.specs, found.estimates
     assert estimates is not None and len(specs) > num_trials, f"{len(specs)} plans fit"
     columns = {name: column.value for name, column in estimates.columns.items()}
