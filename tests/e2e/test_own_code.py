@@ -63,10 +63,11 @@ def test_the_plain_loop_is_recorded_with_its_tokens(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(recorder, "LEAD_S", 0.5)
     command = [*TORCHRUN, str(EXAMPLES / "plain_loop.py"), "--steps", "120", "--micro-batch-size", "4"]
     path = record(command, storage=tmp_path, backends=["host", "simulated:h200_sxm"], output="log")
-    found = run_of(path)
-    assert found.exit_code == 0 and found.steps["num_steps"] == 120 and found.steps["ranks"] == [0, 1]
+    run = run_of(path)
+    found, metrics = run.recorded, run.metrics
+    assert found is not None and found.exit_code == 0
+    assert found.steps["num_steps"] == 120 and found.steps["ranks"] == [0, 1]
     assert found.steps["tokens_per_step"] == 2 * 4 * 64
-    metrics = found.metrics
     assert metrics["tokens_per_s"] > 0 and metrics["energy_per_token_j"] > 0
     assert found.command_s is not None and found.window_s is not None
     assert found.window_s < found.command_s - 1  # torch alone takes longer to load
