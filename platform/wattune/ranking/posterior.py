@@ -138,11 +138,16 @@ class Posterior:
         order = order[hopeful[order]]
         seen: dict[int, RankedTrial] = {}
 
+        at_once = _AT_ONCE
+
         def row_of(place: int) -> RankedTrial | None:
-            """Assesses a trial, and the next ones with it."""
+            """Assesses a trial and the next ones with it, more of them where none of the last may keep its bounds."""
+            nonlocal at_once
             if place not in seen and names[place] not in self._hopeless:
                 at = int(np.flatnonzero(order == place)[0])
-                seen.update(self._hopeful(names, order[at : at + _AT_ONCE], _AT_ONCE))
+                found = dict(self._hopeful(names, order[at : at + at_once], at_once))
+                at_once = _AT_ONCE if found else 2 * at_once
+                seen.update(found)
             row = seen.get(place)
             return row if row is not None and may_be_best(row) else None
 
