@@ -121,6 +121,11 @@ class Beforehand:
         self._specs = planned.candidates.specs if specs is None else specs
         self._others = OtherStudies(storage, apart_from=planned.name)
 
+    @property
+    def coefficients(self) -> Callable[[DeviceSpec], Coefficients]:
+        """Finds a device's coefficients as its predictions take them; raises `PlanError` where there are none."""
+        return self._others.coefficients
+
     @cached_property
     def _earlier(self) -> list[MeasuredTrial]:
         """Results that teach something of the candidates: of the same devices, and of the same command or none."""
@@ -215,8 +220,14 @@ class Beforehand:
             kept=tuple(kept[place] for place in fits),
             rejected=(*self.planned.rejected, *unfitting),
         )
-        other = Beforehand(replace(self.planned, candidates=candidates), self._storage)
-        other._others, other.estimates = self._others, found.take(fits)
+        other = self.of(replace(self.planned, candidates=candidates))
+        other.estimates = found.take(fits)
+        return other
+
+    def of(self, planned: StudyPlan, specs: Sequence[TrialSpec] | None = None) -> "Beforehand":
+        """Returns what is known of another plan of the study, or of `specs`: the other studies are not read again."""
+        other = Beforehand(planned, self._storage, specs)
+        other._others = self._others
         return other
 
     def _estimated(self, spec: TrialSpec) -> tuple[Estimates, int] | None:

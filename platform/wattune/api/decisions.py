@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from wattune.api.beforehand import Beforehand, OtherStudies
+from wattune.api.beforehand import Beforehand
 from wattune.api.results import AnyStudy, folder_of
 from wattune.api.spaces import StudyPlan, plan_again
 from wattune.errors import PlanError, SpaceError
@@ -82,11 +82,10 @@ def price(
     left = _unmeasured(planned, results)
     model = _model(known, folder, replace(spec.question, constraints=constraints), results, left)
     predictions = model.predict(left) if left else None
-    find = OtherStudies(folder.path.parent, apart_from=folder.name).coefficients
     return frontier_of(
         Posterior(results, spec.question),
         varied,
-        plans=by_limit(completed_pairs(results), varied, find),
+        plans=by_limit(completed_pairs(results), varied, known.coefficients),
         unmeasured=None if predictions is None else (left, predictions),
         num_unmeasured=len(left),
         unreadable=source.unreadable,
@@ -203,7 +202,7 @@ def _model(
     for spec, _ in results:
         each.setdefault(spec.trial_id, spec)
     if (specs := [*each.values()]) != candidates:
-        known = Beforehand(planned, folder.path.parent, specs)
+        known = known.of(planned, specs)
     fits = read_known(path := folder.path / FITS)
     num_fits = len(fits)
     problem = Problem(

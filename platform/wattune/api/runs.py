@@ -159,7 +159,9 @@ def run_study(
             is not installed, or Ray is to start here, where no device of its trials is.
         EngineError: The Ray cluster cannot be reached, or is too small, or an engine's library is not installed here.
     """
-    planned, (folder, url) = _runnable(space), find_storage(storage)
+    planned = _runnable(space)
+    if planned.untrained:
+        raise PlanError("\n".join(planned.untrained))
     asked = {name for one in planned.kept for name in one.spec.plan.settings}
     if asked and not set_power_limits:
         raise PlanError(
@@ -167,17 +169,16 @@ def run_study(
         )
     budget, statuses = _budget(max_hours, max_trials, max_gpu_hours, deadline), _statuses(retry)
     wait_s = None if wait_nodes is None else parse_budget(wait_nodes, "--wait-nodes")
+    folder, url = find_storage(storage)
     remote = RemoteStorage(url) if url else None
     study, document = StudyFolder(folder / planned.name), planned.spec.document
     study.require_space(document)
-    uri = tracking_uri or default_uri(folder)
     before = Beforehand(planned, folder)
     _fitting(before, study, try_all=try_all)  # where nothing fits, nothing is written
+    uri = tracking_uri or default_uri(folder)
     mlflow, further = Tracker(uri, study.name, document=document), trackers_of(study.name, folder, wandb, tensorboard)
     with study.running(), Delivery(study, mlflow, remote, further) as delivery:
         changes = study.require_space(document)  # a URL may have brought a newer space, and trials that began
-        if planned.untrained:
-            raise PlanError("\n".join(planned.untrained))
         known = _fitting(before, study, try_all=try_all)
         planned = known.planned
         run = _study_run(known, study, budget, changes, statuses, until_decided=until_decided, try_all=try_all)
