@@ -85,8 +85,6 @@ _ALL_HOST_FRAC: Final = 0.25
 _DEGREES: Final = "degC"
 _TYPICAL_TEMPERATURE_C: Final = 100.0
 """Size that a temperature's prior is a fraction of: 1 % is 1 K. Fractions of a temperature in Celsius mean nothing."""
-_WHOLE_DEGREE_C: Final = 1.0
-"""Step of temperature readings: NVML and AMD SMI give whole degrees."""
 
 CLEAR_FRAC: Final = 0.005
 """Least drift or node offset that is worth a message."""
@@ -94,9 +92,8 @@ CLEAR_FRAC: Final = 0.005
 
 @cache
 def resolution(metric: str) -> float:
-    """Returns the step of a metric's sensor; 0 where it is fine."""
-    unit = METRICS[metric].unit
-    return _WHOLE_DEGREE_C if unit == _DEGREES else 1.0 if metric == "excursion_count" else 0.0
+    """Returns the step of a metric's sensor, 0 where it is fine: NVML and AMD SMI give whole degrees."""
+    return float(METRICS[metric].unit == _DEGREES or metric == "excursion_count")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +198,7 @@ class Spreads:
         self._numbers: dict[tuple[str, bool], int] = {}
         self._node_sets: dict[str, int] = {}
         self._trials: dict[str, int] = {}
-        self._data, self._start_ns = array("d"), array("q")
+        self._data = array("d")
         """Of each run number, node set, trial, start, share of waits (NaN where unknown), and 1 if it was measured."""
         self._own: dict[tuple[str, bool], Floats] = {}
         self._all = np.empty((0, 0))
@@ -213,7 +210,6 @@ class Spreads:
         if run.status is not RunStatus.COMPLETED or is_burst(run):
             return
         self._runs.append(run)
-        self._start_ns.append(run.start_wall_ns)
         frac = run.metrics.get("host_bound_frac", math.nan)
         own = (
             self._numbers.setdefault((run.trial_id, is_soak(run)), len(self._numbers)),
@@ -277,11 +273,11 @@ class Spreads:
         names = [*self._node_sets]
         node_sets = tuple(sorted(names[each] for each in np.unique(node_set).tolist()))
         place = np.array([node_sets.index(name) if name in node_sets else -1 for name in names], np.intp)
+        latest = self._runs[int(runs[time_s.argmax()])]
         if (time_s > 0).any():
             time_s[time_s <= 0] = time_s[time_s > 0].mean()  # a run at an unknown time has no part in the drift
         described = METRICS[metric]
         logarithmic = described.group in _LOGARITHMIC and float(value.min()) > 0.0
-        latest = self._runs[int(runs[np.array(self._start_ns)[runs.astype(np.intp)].argmax()])]
         expected = logarithmic and bool(measured.all())
         prior = _expected(latest, described.group) if expected else PRIOR
         telling = expected and described.group in _BESIDE and metric != _WITHOUT_HOST and not alone
@@ -402,16 +398,18 @@ class Spreads:
         if fitted is None:
             return ""
         found, texts = fitted.scatter, []
+        other = _BESIDE.get(fitted.group) if fitted.prior is not PRIOR and metric != _WITHOUT_HOST else None
+        also = f", their {other} too," if other is not None and self.fitted(other, alone=True) else ""
         if not found.is_widened.all():
             size = f"{100 * found.spread_frac:.2g} %"
             if found.typical is not None:
                 size = format_quantity(metric, found.spread_frac * found.typical)
             learned = fitted.prior not in (PRIOR, PRIORS.get(fitted.group))
             expected = f"{'earlier studies' if learned else 'a prior'} of {100 * fitted.prior.spread:.2g} %"
-            texts.append(_scatter_text(size, fitted.prior, expected, found.steady.num_repeats))
+            texts.append(_scatter_text(size, fitted.prior, expected, found.steady.num_repeats, also))
         if (frac := fitted.host_bound_spread_frac) is not None:
             expected = f"a prior of {100 * HOST_SPREAD[fitted.group]:g} %"
-            text = _scatter_text(f"{100 * frac:.2g} %", fitted.prior, expected, found.widened.num_repeats)
+            text = _scatter_text(f"{100 * frac:.2g} %", fitted.prior, expected, found.widened.num_repeats, also)
             texts.append(f"where devices wait for their host {text}")
         return f"run-to-run scatter: {'; '.join(texts)}"
 
@@ -482,10 +480,12 @@ def _is_measured(run: Run) -> bool:
     return run.tags.get("simulated") == "false"
 
 
-def _scatter_text(size: str, prior: Prior, expected: str, num_repeats: int) -> str:
+def _scatter_text(size: str, prior: Prior, expected: str, num_repeats: int, also: str) -> str:
     """Describes the scatter of runs of one kind and what it rests on."""
     rests = f"{expected}, {prior.degrees_of_freedom:g} degrees of freedom"
-    told = f"pooled from {num_repeats} repeats and {rests}" if num_repeats else f"by {rests}; nothing was repeated"
+    told = (
+        f"pooled from {num_repeats} repeats{also} and {rests}" if num_repeats else f"by {rests}; nothing was repeated"
+    )
     return f"{size} {told}"
 
 

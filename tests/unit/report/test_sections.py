@@ -52,7 +52,7 @@ def test_figures_come_with_their_method(page):
         "min_steps 20",
         "4 of 3 trials",
         "or better, by its repeats and all others (1), the repeats of other trials (2)",
-        "run-to-run scatter: 1 % pooled from 1 repeats and a prior of 0.37 %, 3 degrees of freedom",
+        "run-to-run scatter: 1 % pooled from 1 repeats, their node_device_power_peak_1s_w too, and a prior of 0.37 %",
         "period up to 20.0 ms",
         "true watts hold too if the sensor is within ±5 %",
     ):
