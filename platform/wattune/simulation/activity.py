@@ -1,7 +1,7 @@
 """Activity of each simulated device over time: spans give the phase, the plan gives the use of a phase's time.
 
 Wall time does not decide the split: a tiny model on CPUs may stand in for a large one on GPUs. Inside a phase the split
-is that of the estimated step on the simulated device. Waiting comes from the spans. Where a rank
+comes from a roofline of the specification's shapes on the simulated device. Waiting comes from the spans. Where a rank
 has only `step` spans (recordings), waiting comes from the plan too: pipeline bubble and the imbalance of stages.
 
 Where ranks run on processors, the spans give nothing but when a step ran: its phases are the plan's, repeated every
@@ -11,7 +11,7 @@ one phase, and nothing of the bubble is averaged.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -19,20 +19,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wattune.arrays import Ints
-from wattune.cost.batch import batches
-from wattune.cost.defaults import default_coefficients
-from wattune.cost.step_time.facts import FACTS
-from wattune.cost.step_time.predict import StepModel, StepPipeline
-from wattune.errors import PlanError, TelemetryError
-from wattune.plans.parallel import coordinates, num_micro_batches
+from wattune.catalog.hardware import DeviceSpec
+from wattune.cost.flops import FROZEN_PASSES, TRAINING_PASSES, held_weights, mixing_flop
+from wattune.errors import TelemetryError
+from wattune.plans.axes import HELD_IN, ITEM_BYTES
+from wattune.plans.parallel import coordinates, num_micro_batches, stage_layers
 from wattune.plans.program import is_command
 from wattune.simulation.device_model import KINDS, Array
 from wattune.trial import TrialSpec
 from wattune.units import s_to_ns
 
-GEMM_OF_PEAK_FRAC: Final = 0.9
-"""Share of the device's peak that large products reach at the highest clock: 890 TFLOP/s of 989.4. Bf16 8192^3 products
-without pause reached 670 on one H200, at 1,491 of 1,980 MHz under its power limit."""
+GEMM_OF_PEAK_FRAC: Final = 0.677
+"""Share of the device's peak that kernels reach, as the next two; only their ratios matter: they split a phase's time.
+670 TFLOP/s of 989.4: bf16 8192^3 products without pause on one H200, power-capped."""
+
+BANDWIDTH_OF_PEAK_FRAC: Final = 0.9
+"""Assumed; `ACTIVATION_PASSES` is fitted on top of it."""
+
+LINK_OF_PEAK_FRAC: Final = 0.6
+"""Assumed for messages of some ten megabytes; not fitted."""
+
+ACTIVATION_PASSES: Final = 10.1
+"""Times forward reads or writes each activation of a layer; backward does so twice as often. Fitted to dp4, whose
+kernels are not fused."""
 
 PLANNED_STEP_S: Final = 0.2
 """Longest planned step that stands in for a host's, so that a mean over 1 s holds whole steps. The 1 s peak of a plan
@@ -107,39 +116,127 @@ def _elapsed_ns(moments_ns: Ints, at_ns: Ints) -> Ints:
     return np.asarray(before * at_ns - sums_ns[before])
 
 
-def step_work(spec: TrialSpec) -> list[StageWork]:
-    """Time of the parts of a step on a rank of each pipeline stage, as estimates of step times count it.
+def stage_work(spec: TrialSpec, stage: int) -> StageWork:
+    """Time of the parts of a step on a rank of a pipeline stage, at the simulated device's peaks.
 
-    At the highest clock, and with the coefficients that are shipped. Kernels and messages are as fast as large ones,
-    whatever the size of the model: what launches, waits for the host and latencies take is left out. Products of a
-    narrower type count by their energy, communication once a step to the optimizer. Raises `TelemetryError`: a peak of
-    the device is unknown.
+    Per layer and micro-batch of n tokens, forward:
+
+    - tensor: 2 n active parameters, and 2 n seq_len hidden_size for causal attention, over tp (Narayanan et al. 2021,
+      arXiv 2104.04473, appendix A, halved for the causal mask); the last stage adds the output projection;
+    - memory: weights once, and `ACTIVATION_PASSES` times the widths a token passes (4 hidden, 3 feed-forward a chosen
+      expert) over tp: a larger micro-batch reads weights less often for the same tokens;
+    - link: tensor parallel with sequence parallel two all-gathers and two reduce-scatters (Korthikanti et al. 2022,
+      arXiv 2205.05198, section 4.2.2), experts one dispatch and one combine, context parallel the ring of keys and
+      values, the pipeline one activation.
+
+    Backward: twice the products and activations, gradients read and written in fp32, tensor-parallel traffic 1.5 times
+    (inputs gathered again), other traffic as forward; `full` recomputation adds a forward, `selective` its attention.
+    Data-parallel traffic that no overlap hides is spread over backward. The optimizer is memory-bound: 30 bytes a
+    parameter it owns (gradient 4, three fp32 states read and written 24, bf16 weight 2). LoRA trains next to nothing:
+    no weight gradients, no traffic for them. All links count as fast as those inside a node: the catalog knows no
+    slower network.
     """
-    ((_, batch),) = batches([spec])
-    try:
-        known = default_coefficients(batch.device)
-    except PlanError:
-        raise TelemetryError(
-            f'the sensors of "{batch.device.name}" cannot be simulated: a peak is not in the catalog; '
-            "set simulate_sensors_of to an accelerator, such as h200_sxm"
-        ) from None
-    large = replace(
-        known.step_time,
-        overhead=replace(known.step_time.overhead, launch_s=0.0),
-        link=replace(known.step_time.link, latency_s=0.0, network_latency_s=0.0),
-        software="" if spec.engine in FACTS else "torch",  # an engine of one's own has no habits that are known
+    model, plan, device = spec.model, spec.plan, spec.cluster.sensed_device
+    chunks = stage_layers(model, plan)[stage]
+    num_layers = sum(len(chunk) for chunk in chunks)
+    is_last = stage == plan.pp - 1
+    tokens = plan.micro_batch_size * spec.workload.seq_len / plan.cp
+    hidden, kv = model.hidden_size, sum(share * kind.kv_width for kind, share in model.shares)
+    experts = max(model.num_experts_per_token, 1)
+    ffn = sum(share * kind.ffn_matrices * hidden * kind.ffn_hidden_size * kind.is_moe for kind, share in model.shares)
+    attention = sum(share * sum(held_weights(kind)) for kind, share in model.shares)
+    output = model.vocab_size * hidden if is_last else 0
+
+    mixed = sum(share * mixing_flop(kind, spec.workload.seq_len) for kind, share in model.shares)
+    attention_flop = tokens * mixed * num_layers / plan.tp
+    layers_flop = 2 * tokens * num_layers * (attention + experts * ffn) / plan.tp
+    output_flop = 2 * tokens * output / plan.tp
+    held_ffn = ffn * max(model.num_experts, 1) / (plan.ep * (plan.etp if model.is_moe else plan.tp))
+    parameters = num_layers * (attention / plan.tp + held_ffn) + output / plan.tp
+    width = num_layers * (4 * hidden + 3 * experts * model.ffn_hidden_size) / plan.tp
+
+    rates = _Rates(device, plan.dtype)
+    activations = rates.memory(rates.item_bytes * ACTIVATION_PASSES * tokens * width)
+    weights = rates.memory(rates.item_bytes * parameters)
+    products = rates.narrow(layers_flop) + rates.tensor(output_flop)
+    attends = rates.tensor(attention_flop)
+
+    sent = rates.item_bytes * tokens * hidden * num_layers
+    tensor_link = rates.link(0.0 if plan.overlap == "tp" else 4 * sent * (plan.tp - 1) / plan.tp)
+    expert_link = rates.link(2 * experts * sent * (plan.ep - 1) / plan.ep / plan.tp if model.is_moe else 0.0)
+    ring = rates.item_bytes * tokens * kv * num_layers * (plan.cp - 1) / plan.tp
+    hop = rates.item_bytes * tokens * hidden * len(chunks) / plan.tp if plan.pp > 1 else 0.0
+    other_link = expert_link + rates.link(ring + hop)
+
+    forward = products + attends + activations + weights + tensor_link + other_link
+    if spec.workload.mode == "prefill":
+        return {"forward": forward, "backward": 0 * forward, "optimizer": 0 * forward}
+    trained = parameters if spec.workload.mode == "pretrain" else 0.0
+    num_micro = num_micro_batches(plan, spec.cluster.world_size, spec.workload.global_batch_size)
+    passes = FROZEN_PASSES if spec.workload.mode == "lora" else TRAINING_PASSES
+    backward = (
+        products * (passes - 1)
+        + attends * (TRAINING_PASSES - 1)
+        + (activations + weights) * 2
+        + tensor_link * 1.5
+        + other_link
     )
-    step = StepPipeline(StepModel(batch, large, known.power), np.zeros(1, np.int64))
-    parts = {"optimizer": (0 * step.update_s[0], step.update_s[0], step.once_s[0])}
-    for direction, work in (("forward", step.forward), ("backward", step.backward)):
-        _, traffic_s, _, _ = step.pass_s(direction, np.ones(1))
-        tensor_s = work.flop / (GEMM_OF_PEAK_FRAC * step.model.machine.flop_per_s)
-        parts[direction] = tuple(each[0].sum(axis=0) for each in (tensor_s, work.memory_s, traffic_s))
-    none = np.zeros(2)
-    return [
-        {phase: np.concatenate([[each[stage] for each in seconds], none]) for phase, seconds in parts.items()}
-        for stage in range(spec.plan.pp)
-    ]
+    backward += rates.memory(8 * trained)
+    backward += {"none": 0 * forward, "selective": attends, "full": forward}[plan.recompute]
+    backward += rates.link(_exposed_data_parallel_bytes(spec, trained, num_micro) / num_micro)
+    shards = plan.dp(spec.cluster.world_size) * plan.cp // plan.dp_replicate  # ranks of one context hold parts too
+    owned = trained / (shards if plan.sharding != "none" else 1)
+    return {"forward": forward, "backward": backward, "optimizer": rates.memory(30 * owned)}
+
+
+class _Rates:
+    """Turns work into device time."""
+
+    def __init__(self, device: DeviceSpec, dtype: str) -> None:
+        flop_per_s, narrow_flop_per_s = device.peak_flop_per_s(HELD_IN[dtype]), device.peak_flop_per_s(dtype)
+        bandwidth, link = device.memory_bandwidth_bytes_per_s, device.link_bandwidth_bytes_per_s
+        if flop_per_s is None or narrow_flop_per_s is None or bandwidth is None or link is None:
+            raise TelemetryError(
+                f'the sensors of "{device.name}" cannot be simulated: a peak is not in the catalog; '
+                "set simulate_sensors_of to an accelerator, such as h200_sxm"
+            )
+        self._flop_per_s = GEMM_OF_PEAK_FRAC * flop_per_s
+        self._narrow_flop_per_s = GEMM_OF_PEAK_FRAC * narrow_flop_per_s
+        self._bytes_per_s = BANDWIDTH_OF_PEAK_FRAC * bandwidth
+        self._link_bytes_per_s = LINK_OF_PEAK_FRAC * link
+        self.item_bytes = ITEM_BYTES[dtype]
+
+    def narrow(self, work_flop: float) -> Array:
+        """Products of the layers, in the plan's data type; all others are in the type that numbers are held in."""
+        return seconds_of("tensor", work_flop / self._narrow_flop_per_s)
+
+    def tensor(self, work_flop: float) -> Array:
+        return seconds_of("tensor", work_flop / self._flop_per_s)
+
+    def memory(self, moved_bytes: float) -> Array:
+        return seconds_of("memory", moved_bytes / self._bytes_per_s)
+
+    def link(self, sent_bytes: float) -> Array:
+        return seconds_of("link", sent_bytes / self._link_bytes_per_s)
+
+
+def _exposed_data_parallel_bytes(spec: TrialSpec, parameters: float, num_micro: int) -> float:
+    """Counts the bytes of data parallelism a rank sends per step that nothing hides: fp32 gradients, dtype parameters.
+
+    Ring volumes (Rajbhandari et al. 2020, arXiv 1910.02054, section 7): (n - 1) / n of the data for each reduce-scatter
+    and each all-gather; zero3 gathers parameters twice a micro-batch. Under hybrid sharding n are the ranks of a copy,
+    and the shards of the copies are all-reduced once.
+    """
+    plan = spec.plan
+    group = plan.dp(spec.cluster.world_size) * plan.cp // plan.dp_replicate
+    gathers = {"none": 0, "zero1": 1, "zero2": 1, "zero3": 2 * num_micro}[plan.sharding]
+    gradients = 4 * (2 if plan.sharding == "none" else 1)
+    gathered = gathers * ITEM_BYTES[plan.dtype]
+    hidden = {"none": 0, "tp": 0, "grad": gradients, "grad_param": gradients + gathered}[plan.overlap]
+    inside = (gradients + gathered - hidden) * parameters * (group - 1) / group
+    if plan.overlap in ("grad", "grad_param"):
+        return inside
+    return inside + 2 * 4 * parameters / group * (plan.dp_replicate - 1) / plan.dp_replicate
 
 
 def node_activities(spec: TrialSpec, spans: pa.Table) -> dict[str, list[DeviceActivity]]:
@@ -147,7 +244,7 @@ def node_activities(spec: TrialSpec, spans: pa.Table) -> dict[str, list[DeviceAc
 
     Raises `TelemetryError` where two ranks share a device, or the simulated device's peaks are unknown.
     """
-    work = [] if is_command(spec) else step_work(spec)
+    work = [] if is_command(spec) else [stage_work(spec, stage) for stage in range(spec.plan.pp)]
     text = {name: spans[name].cast(pa.string()) for name in ("node", "device", "phase")}
     plain = spans.select(["rank", "step", "start_mono_ns", "end_mono_ns"])
     for name, column in text.items():

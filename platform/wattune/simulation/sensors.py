@@ -62,8 +62,8 @@ ACTIVE_FRAC: Final[dict[str, tuple[float, ...]]] = {
     "sm_active_frac": (0.966, 0.9, 0.5, 0.1, 0.2),
 }
 """Activity counters while a device is in each of `KINDS`: `tensor` as measured on endless bf16 products, the others
-chosen on dp4. Tensor cores come out up to 30 % too busy and memory up to 10 % too little. Cores that do fp32 are not
-the tensor cores: null there."""
+chosen so that dp4 comes out as recorded. On tp2pp2 they are 3 to 25 % too high, and no test bounds them. Cores that do
+fp32 are not the tensor cores: null there."""
 
 _IDLE_BIT: Final = 0x1
 _MARGIN_BELOW_SLOWDOWN_C: Final = 2.0
