@@ -235,12 +235,17 @@ class Maker:
             pool.submit(make, label).result()
     def remove(self):
         return remove_orphans()
+    def pid(self):
+        return os.getpid()
 
 with connect():
     make("driver")
     actors = {"killed": Maker.remote(), "other": Maker.remote()}
     ray.get([actor.make.remote(label) for label, actor in actors.items()])
+    before = ray.get(actors["killed"].pid.remote())
     ray.kill(actors["killed"], no_restart=False)
+    while ray.get(actors["killed"].pid.remote(), timeout=30) == before:  # it takes calls until it has ended
+        time.sleep(0.1)
     assert ray.get(actors["killed"].remove.remote()) == 1
     deadline = time.monotonic() + 30
     states = {"REMOVED": set()}
