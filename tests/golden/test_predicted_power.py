@@ -46,7 +46,7 @@ def predicted(c, rows):
             for each_w in (max(700.0, c.limit_w), 700.0)
         )
         power = predict(batch, replace(step, activity=replace(a, clock_frac=clock, held_frac=clock / own)), c)
-        result[positions] = np.stack([getattr(power, name) for name in METRICS], axis=1)
+        result[positions] = np.stack([power[name].value for name in METRICS], axis=1)
     return result
 
 
@@ -92,7 +92,7 @@ def peaks():
             for positions, batch in batches(specs):
                 drawn = predict_parts(batch, default_coefficients(batch.device)).power
                 for name, basis in bases.items():
-                    basis[positions, column] = getattr(drawn, name)
+                    basis[positions, column] = drawn[name].value
     found, fitted = {}, {}
     for name, basis in bases.items():
         basis[:, 1] -= basis[:, 0]

@@ -62,9 +62,9 @@ def made(limit_w: float, seed: int = 0, waits: float = 1.0) -> list[dict[str, An
         rows.append(row(matrix, memory, collective, straggler, limit_w=limit_w))
     for positions, batch, step in measured_steps(rows):
         power = predict(replace(batch, limit_w=np.full(len(batch), limit_w)), step, TRUE)
-        for place, watts in zip(positions, power.device_power_mean_w, strict=True):
+        for place, watts in zip(positions, power["device_power_mean_w"].value, strict=True):
             rows[place]["device_power_mean_w"] = float(watts)
-        for place, watts in zip(positions, power.node_device_power_peak_1s_w, strict=True):
+        for place, watts in zip(positions, power["node_device_power_peak_1s_w"].value, strict=True):
             rows[place]["node_device_power_peak_1s_w"] = float(watts)
     return rows
 
@@ -104,7 +104,7 @@ def test_a_fit_predicts_trials_that_it_never_saw(trials: list[dict[str, Any]]) -
     for positions, batch, step in measured_steps(trials[30:]):
         actual = np.array([trials[30 + place]["device_power_mean_w"] for place in positions])
         for c, each in ((found, errors), (H200_PRIOR, before)):
-            each.extend(np.abs(predict(batch, step, c).device_power_mean_w / actual - 1))
+            each.extend(np.abs(predict(batch, step, c)["device_power_mean_w"].value / actual - 1))
     assert max(errors) < 0.03
     assert np.median(errors) < np.median(before) / 3
     assert found.origin == "measured here" and found.idle_w == H200_PRIOR.idle_w

@@ -1,6 +1,7 @@
 """A recording read back: its window, its devices, and folders that hold none."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,10 @@ def test_steps_of_an_open_recording_count_as_far_as_its_sensors_were_read(tmp_pa
     facts = json.loads((begun / "manifest.json").read_text())
     start_ns = facts["window"]["start_mono_ns"]
     sampler = SamplerProcess.start(tmp_path / "open", node=facts["node"])
+    deadline_s = time.monotonic() + 30
+    while read_until_mono_ns(sampled(tmp_path / "open", simulated_device=None)[0]) <= start_ns:
+        assert time.monotonic() < deadline_s, "a sampler on a busy machine has read nothing"
+        time.sleep(0.1)
     sampler.stop()
     for path in [*(begun / "telemetry").glob("*/*")]:
         path.unlink()

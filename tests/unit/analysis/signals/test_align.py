@@ -47,6 +47,18 @@ def test_a_recording_is_aligned_by_the_window_given(bench):
     assert np.interp(0.0, *_power(aligned, GPU)) == pytest.approx(120.0)
 
 
+def test_nodes_are_joined_on_wall_time_less_their_offset(make_bench):
+    bench = make_bench(mono_0_s={"n0": 100, "n1": 77_777}, wall_ahead_s={"n1": 12.345})
+    tables = {"ring": bench.ring({GPU: ramp, OTHER: ramp})}
+    spans = bench.steps([GPU, OTHER])
+    right = align(tables, spans, {"n1": {"clock_offset_ns": 12_345_000_000}})
+    assert right.duration_s == pytest.approx(20.0)
+    for device in (GPU, OTHER):
+        time_s, power_w = _power(right, device)
+        assert power_w == pytest.approx(ramp(time_s), abs=1e-4)
+    assert align(tables, spans, {}).duration_s == pytest.approx(32.345)
+
+
 def _power(aligned, device):
     found = aligned.tiers["ring"][device].series("power_w")
     return found.time_s, found.value
