@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -9,7 +10,7 @@ from typing import Final
 from wattune.api.beforehand import Beforehand
 from wattune.api.results import AnyStudy, folder_of
 from wattune.api.spaces import StudyPlan, plan_again
-from wattune.errors import PlanError, SpaceError
+from wattune.errors import PlanError, SpaceError, WattuneError
 from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_burst
 from wattune.metrics import METRICS
 from wattune.objective import Question, VariedBound, parse_varied
@@ -139,9 +140,11 @@ def over_all_plans(ranking: Ranking, known: Beforehand, source: Source) -> Ranki
     left = _unmeasured(known.planned, source.results)
     if not left or not ranking.feasible or len(source.results) > MOST_TAUGHT:
         return ranking
-    model = _model(known, StudyFolder(Path(source.place)), ranking.question, source.results, left)
-    model.lead_by(row.spec for row in ranking.feasible)
-    return replace(ranking, better_probability=(model.joint_gain(left) or (0.0, 0.0, None))[2])
+    with suppress(WattuneError):  # such as another study that cannot be read: what was measured is ranked all the same
+        model = _model(known, StudyFolder(Path(source.place)), ranking.question, source.results, left)
+        model.lead_by(row.spec for row in ranking.feasible)
+        return replace(ranking, better_probability=(model.joint_gain(left) or (0.0, 0.0, None))[2])
+    return ranking
 
 
 def parse_budget(budget: str | float, option: str = "--budget") -> float:

@@ -8,6 +8,7 @@ from decided_study import POWER, best_below, measured, truth, write_study
 from specs import store_run
 
 from wattune import api
+from wattune.api.beforehand import Beforehand
 from wattune.api.decisions import measured as known_of
 from wattune.api.decisions import over_all_plans, parse_budget
 from wattune.api.reports import report
@@ -270,3 +271,14 @@ def test_the_best_plan_left_out_is_likely_among_those_not_measured(tmp_path) -> 
 def test_p_best_is_of_measured_plans_where_nothing_predicts_the_others(tmp_path) -> None:
     assert over_all(tmp_path / "b", lambda _: True) is None
     assert over_all(tmp_path / "c", half, constraints=[f"{POWER} <= 300"]) is None
+
+
+def test_what_was_measured_is_ranked_though_the_other_studies_cannot_be_read(tmp_path, monkeypatch) -> None:
+    study = with_space(tmp_path, half)
+    ranking, known = api.rank(study), known_of(study)
+
+    def refused(_: Beforehand) -> None:
+        raise PlanError("another study is damaged")
+
+    monkeypatch.setattr(Beforehand, "warm", refused)
+    assert over_all_plans(ranking, *known) == ranking
